@@ -15,6 +15,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context as _;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, SERVER_CONTAINER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
+use cadre_desired::pool::scale::writes_replicas;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
@@ -30,6 +31,7 @@ use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
 
+use crate::api::WATCH_SECONDS;
 use crate::recent::version;
 use crate::triggers::{Key, Triggers};
 
@@ -78,7 +80,7 @@ impl Caches {
         let pools: Store<Readable<AttentionPool>> = watch(
             scoped(client, namespace),
             all(),
-            |it| prune(it.metadata_mut()),
+            |it| prune_pool(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
                 // Jobs that wait for this pool, or have just lost it.
@@ -217,7 +219,7 @@ where
 
 /// Of all objects of a kind.
 fn all() -> watcher::Config {
-    watcher::Config::default().page_size(PAGE)
+    watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS)
 }
 
 /// Of those that this operator makes.
@@ -297,8 +299,16 @@ fn prune(meta: &mut ObjectMeta) {
     }
 }
 
-/// Drops what the operator does not read: of a pod's spec it reads the node, and of a server the
-/// image; of init containers only those that have failed.
+/// Of a pool it counts who has written the number of its servers.
+fn prune_pool(meta: &mut ObjectMeta) {
+    let written = meta.managed_fields.take();
+    prune(meta);
+    let mut written = written.unwrap_or_default();
+    written.retain(writes_replicas);
+    meta.managed_fields = Some(written);
+}
+
+/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
 pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
     pod.spec = pod.spec.take().map(|it| {

@@ -5,6 +5,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
+pub(crate) use cadre_desired::MANAGER;
 use cadre_desired::Settings;
 use cadre_desired::pool::scale::Memory;
 use k8s_openapi::api::batch::v1::Job;
@@ -18,9 +19,6 @@ use crate::control::{Known, Told};
 use crate::metrics::Metrics;
 use crate::recent::Recent;
 use crate::report::Pace;
-
-/// Name under which this operator writes fields and events.
-pub(crate) const MANAGER: &str = "cadre-operator";
 
 /// What all reconciles share.
 pub(crate) struct Context {

@@ -10,6 +10,7 @@
 //!
 //! Pods do not notice when it is away. It decides nothing itself: that is `cadre-desired`.
 
+mod api;
 mod apply;
 mod caches;
 mod context;
@@ -36,11 +37,12 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use cadre_desired::Settings;
 use clap::Parser;
-use kube::Client;
+use kube::Config;
 use tracing_subscriber::EnvFilter;
 
 use crate::context::Context;
 use crate::control::issuer::Issuer;
+use crate::leader::Patience;
 
 /// Keeps the pools and jobs of a cluster as their objects say.
 #[derive(Debug, Parser)]
@@ -93,9 +95,12 @@ async fn main() -> anyhow::Result<()> {
                 .with_context(|| format!("settings {}: correct that field", path.display()))?
         }
     };
-    let client = Client::try_default()
+    let config = Config::infer()
         .await
         .context("no access to an API server; run in a cluster or set KUBECONFIG")?;
+    let client = api::client(config.clone()).context("access to the API server")?;
+    // Its connections wait for nothing else.
+    let leases = api::client(config).context("access to the API server")?;
     let namespace = arguments.namespace.as_deref();
     let place = leader::Place {
         namespace: arguments.lease_namespace.clone(),
@@ -106,16 +111,16 @@ async fn main() -> anyhow::Result<()> {
             .unwrap_or_else(|| format!("pid-{}", std::process::id())),
     };
     if arguments.release_finalizers {
-        return release::all(&client, namespace, &place).await;
+        return release::all(&client, leases, namespace, &place).await;
     }
     let issuer = Issuer::new(arguments.certificates.clone());
-    let context = Arc::new(Context::new(client.clone(), settings, namespace, issuer));
+    let context = Arc::new(Context::new(client, settings, namespace, issuer));
     let serving = tokio::spawn(http::serve(arguments.address, context.clone()));
     let work = async {
         let leading = async {
             context.caches.ready().await?;
             tracing::info!("caches are filled; waiting for the lease {}", place.name);
-            leader::acquire(client, &place).await
+            anyhow::Ok(leader::acquire(leases, &place, Patience::default()).await)
         };
         // One listener from the start: a signal between two of them would be lost.
         let mut ended = std::pin::pin!(terminated());
@@ -125,12 +130,12 @@ async fn main() -> anyhow::Result<()> {
         };
         context.metrics.leader.set(1);
         tracing::info!("this process leads");
-        let control = serve_workers(&context, &arguments, lease.transitions().await?);
+        let control = serve_workers(&context, &arguments, lease.term());
         tokio::select! {
             ended = control => ended,
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
             () = lease.lost() => {
-                anyhow::bail!("the lease {} is lost; another operator leads", place.name)
+                anyhow::bail!("the lease {} is lost; another operator may lead", place.name)
             }
             result = &mut ended => {
                 // Nothing is written any more, so the next one need not wait.

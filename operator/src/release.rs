@@ -16,15 +16,16 @@ use kube::{Api, Client};
 use crate::apply::finalizers;
 use crate::caches::scoped;
 use crate::error::Error;
-use crate::leader::{self, Place};
+use crate::leader::{self, Patience, Place};
 
 pub(crate) async fn all(
     client: &Client,
+    leases: Client,
     namespace: Option<&str>,
     place: &Place,
 ) -> anyhow::Result<()> {
     tracing::info!("waiting for the lease {}: no operator may lead", place.name);
-    let lease = leader::acquire(client.clone(), place).await?;
+    let lease = leader::acquire(leases, place, Patience::default()).await;
     let result = release(client, namespace).await;
     lease.give_back().await;
     result

@@ -3,23 +3,22 @@
 //! In: the types of this crate, with the rules and bounds written beside their fields. Out:
 //! [`definitions`], their YAML as the chart ships it, and [`page::markdown`], the API page.
 //!
-//! Pod templates are described only as far as a rule looks into them; the rest passes through, and
-//! is checked by the API server when a pod is made from it. The whole schema of a pod would make
-//! the definitions larger than what `kubectl apply` can store, and tie them to one version of
-//! Kubernetes.
+//! Of pod templates ([`template`]) that is described which people write most; the rest passes through, and is checked by the
+//! API server when a pod is made from it.
 //!
 //! Every list and text that a rule reads is bounded: the API server refuses rules whose cost it
 //! cannot bound.
 
 pub mod page;
+mod template;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 use kube::core::Rule;
 use schemars::{Schema, SchemaGenerator, json_schema};
-use serde_json::{Value, json};
+use serde_json::Value;
 
-use crate::contract::{CADRE_PREFIX, RESERVED, SERVER_CONTAINER, TRAINER_CONTAINER};
+use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use crate::validate::NAME_LENGTH;
 use crate::{AttentionPoolResource, TrainingJobResource};
 
@@ -100,72 +99,12 @@ pub(crate) fn name_rule() -> Rule {
 
 /// Pod of a dedicated server.
 pub(crate) fn server_template(_: &mut SchemaGenerator) -> Schema {
-    template(SERVER_CONTAINER)
+    template::of(SERVER_CONTAINER)
 }
 
 /// Pod of a trainer.
 pub(crate) fn trainer_template(_: &mut SchemaGenerator) -> Schema {
-    template(TRAINER_CONTAINER)
-}
-
-/// A pod with one container of a given name, which leaves our variables alone.
-fn template(container: &str) -> Schema {
-    let reserved = RESERVED.map_to_list();
-    let one = json!({
-        "rule": format!("self.size() == 1 && self[0].name == '{container}'"),
-        "message": format!(
-            "spec.template.spec.containers must be exactly one container, named `{container}`"
-        ),
-    });
-    let ours = json!({
-        "rule": format!("!self.name.startsWith('{CADRE_PREFIX}') && !(self.name in [{reserved}])"),
-        "message": "Cadre sets this variable itself; remove it",
-    });
-    json_schema!({
-        "type": "object",
-        "x-kubernetes-preserve-unknown-fields": true,
-        "required": ["spec"],
-        "properties": {
-            "metadata": {"type": "object", "x-kubernetes-preserve-unknown-fields": true},
-            "spec": {
-                "type": "object",
-                "x-kubernetes-preserve-unknown-fields": true,
-                "required": ["containers"],
-                "properties": {
-                    "containers": {
-                        "type": "array",
-                        "maxItems": 16,
-                        "x-kubernetes-validations": [one],
-                        "items": {
-                            "type": "object",
-                            "x-kubernetes-preserve-unknown-fields": true,
-                            "required": ["name"],
-                            "properties": {
-                                "name": {"type": "string", "maxLength": 63},
-                                "env": {
-                                    "type": "array",
-                                    "maxItems": 512,
-                                    "items": {
-                                        "type": "object",
-                                        "x-kubernetes-preserve-unknown-fields": true,
-                                        "required": ["name"],
-                                        "properties": {
-                                            "name": {
-                                                "type": "string",
-                                                "minLength": 1,
-                                                "maxLength": 256,
-                                            },
-                                        },
-                                        "x-kubernetes-validations": [ours],
-                                    },
-                                },
-                            },
-                        },
-                    },
-                },
-            },
-        },
-    })
+    template::of(TRAINER_CONTAINER)
 }
 
 /// Conditions are merged by their type; as in the core API.
@@ -193,15 +132,4 @@ pub(crate) fn conditions(_: &mut SchemaGenerator) -> Schema {
             },
         },
     })
-}
-
-/// A list in the language of the rules.
-trait Quoted {
-    fn map_to_list(&self) -> String;
-}
-
-impl Quoted for [&str] {
-    fn map_to_list(&self) -> String {
-        self.iter().map(|it| format!("'{it}'")).collect::<Vec<_>>().join(", ")
-    }
 }

@@ -4,19 +4,26 @@
 
 use anyhow::{Context as _, Result, bail, ensure};
 use cadre_e2e::{Cluster, Operator, until};
+use k8s_openapi::jiff::Timestamp;
 use kube::Api;
 use kube::api::{ApiResource, DynamicObject, GroupVersionKind, ListParams, PostParams};
 use serde_json::{Value, json};
 
 const HERE: &str = "bad-fields";
 /// Fields whose good values only somebody else knows: a profile is a file in the trainer's container, a claim is found by the
-/// scheduler, a path by a node, another controller knows its own name, and any text is the name of a variable.
-const OF_OTHERS: [&str; 5] = [
+/// scheduler, a path by a node, an image and a Secret by a kubelet, another controller knows its own name, and any text is a
+/// word of a command or the name of a variable.
+const OF_OTHERS: [&str; 10] = [
     "spec.attention.profile",
     "spec.checkpoint.claimName",
     "spec.checkpoint.hostPath",
     "spec.managedBy",
     "spec.template.spec.containers[0].env[0].name",
+    "spec.template.spec.containers[0].image",
+    "spec.template.spec.containers[0].command[0]",
+    "spec.template.spec.containers[0].args[0]",
+    "spec.template.spec.containers[0].workingDir",
+    "spec.template.spec.imagePullSecrets[0].name",
 ];
 /// Larger than any number that an object may hold.
 const TOO_LARGE: u64 = 1 << 32;
@@ -112,7 +119,29 @@ async fn all_are_told(api: &Api<DynamicObject>, taken: Vec<Bad>) -> Result<()> {
         }
         bail!("silence about {silent:#?}")
     })
-    .await
+    .await?;
+    let found = api.list(&ListParams::default()).await?.items;
+    let of = |name: &String| found.iter().find(|it| it.metadata.name.as_ref() == Some(name));
+    let late = waiting
+        .iter()
+        .filter_map(|(name, bad)| Some((told_after(of(name)?, &bad.value)?, &bad.field)));
+    if let Some((seconds, field)) = late.max() {
+        println!(
+            "    the last of {} was told {seconds} s after it was made: {field}",
+            waiting.len()
+        );
+    }
+    Ok(())
+}
+
+/// Whole seconds from the object's creation to the first condition that tells of it.
+fn told_after(object: &DynamicObject, bad: &Value) -> Option<i64> {
+    let made = object.metadata.creation_timestamp.as_ref()?.0;
+    let conditions = object.data["status"]["conditions"].as_array()?;
+    let telling = conditions.iter().filter(|it| is_told(&json!([it]), bad));
+    let at = |it: &Value| it["lastTransitionTime"].as_str()?.parse::<Timestamp>().ok();
+    let first = telling.filter_map(at).min()?;
+    Some(first.as_second() - made.as_second())
 }
 
 /// Whether a condition says that somebody has to change the object; or, what the scheduler says of a bad reference.

@@ -27,5 +27,7 @@ pub mod pool;
 mod settings;
 
 pub use action::{Action, Applied, Failure, Kind, Object, Reference};
-pub use names::{server as server_name, servers_budget, servers_service, trainers_service};
+pub use names::{
+    MANAGER, server as server_name, servers_budget, servers_service, trainers_service,
+};
 pub use settings::Settings;

@@ -21,6 +21,9 @@ use cadre_crds::contract::{
 use k8s_openapi::Resource;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
+/// Name under which the operator writes fields, labels and events.
+pub const MANAGER: &str = "cadre-operator";
+
 /// Largest attempt that has a name.
 pub(crate) const LAST_ATTEMPT: u32 = 99_999;
 /// Largest incarnation of a server that has a name: 36⁶ − 1 seconds are 69 years.
@@ -94,7 +97,7 @@ fn common(meta: &ObjectMeta, role: &str) -> Labels {
         ("app.kubernetes.io/name".into(), "cadre".into()),
         ("app.kubernetes.io/component".into(), role.into()),
         ("app.kubernetes.io/instance".into(), name(meta).into()),
-        ("app.kubernetes.io/managed-by".into(), "cadre-operator".into()),
+        ("app.kubernetes.io/managed-by".into(), MANAGER.into()),
         (LABEL_ROLE.into(), role.into()),
     ])
 }

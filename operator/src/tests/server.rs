@@ -35,6 +35,8 @@ struct Inner {
     log: Vec<(u64, String, &'static str, Value)>,
     /// What is not made any more, by resource: after how many objects, the code, the words.
     limits: BTreeMap<String, (usize, u16, String)>,
+    /// How many of the next calls are never answered, by resource.
+    swallowed: BTreeMap<String, usize>,
 }
 
 impl Server {
@@ -86,6 +88,25 @@ impl Server {
     pub(crate) fn limit(&self, resource: &str, most: usize, code: u16, words: &str) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.limits.insert(resource.to_owned(), (most, code, words.to_owned()));
+    }
+
+    /// Never answers so many of the next calls for a resource of a group in a namespace. Every other one is done.
+    pub(crate) fn swallow(&self, resource: &str, calls: usize) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.swallowed.insert(resource.to_owned(), calls);
+    }
+
+    /// Waits until they have all come.
+    pub(crate) async fn has_swallowed(&self, resource: &str) {
+        let mut changes = self.version.subscribe();
+        while self.swallows(resource) > 0 {
+            changes.changed().await.expect("the server lives");
+        }
+    }
+
+    fn swallows(&self, resource: &str) -> usize {
+        let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.swallowed.get(resource).copied().unwrap_or_default()
     }
 
     /// Makes all again.
@@ -152,6 +173,14 @@ fn born(namespace: &str, name: &str) -> Value {
     }})
 }
 
+/// What `managedFields` has of who wrote the number of servers.
+pub(crate) fn wrote_replicas(manager: &str) -> Value {
+    json!({
+        "manager": manager, "operation": "Update", "subresource": "scale", "time": "2026-01-01T00:00:00Z",
+        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:replicas": {}}},
+    })
+}
+
 /// JSON merge patch, RFC 7396.
 fn merge(object: &mut Value, change: &Value) {
     let Value::Object(change) = change else {
@@ -171,6 +200,20 @@ fn merge(object: &mut Value, change: &Value) {
 }
 
 async fn answer(State(server): State<Server>, request: Request) -> Response {
+    let resource = request.uri().path().split('/').nth(6).unwrap_or_default().to_owned();
+    match server.swallows(&resource) {
+        0 => answered(server, request).await,
+        left => {
+            server.swallow(&resource, left - 1);
+            if left % 2 == 1 {
+                answered(server, request).await;
+            }
+            std::future::pending().await
+        }
+    }
+}
+
+async fn answered(server: Server, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let path: Vec<&str> = parts.uri.path().split('/').filter(|it| !it.is_empty()).collect();
     let rest = if path.first() == Some(&"api") { &path[2..] } else { &path[3..] };
@@ -201,7 +244,9 @@ async fn answer(State(server): State<Server>, request: Request) -> Response {
         Method::PATCH if applies && server.get(&address).status() == StatusCode::NOT_FOUND => {
             server.create(resource, namespace, &body)
         }
-        Method::PATCH => server.patch(address, &body, rest.get(2) == Some(&"status")),
+        Method::PATCH => {
+            server.patch(address, &body, (rest.get(2).copied().unwrap_or_default(), query))
+        }
         Method::DELETE => server.delete(&address, &body),
         _ => server.get(&address),
     }
@@ -255,7 +300,7 @@ impl Server {
         reply(&self.store(&mut inner, address, object))
     }
 
-    fn patch(&self, address: Address, body: &Value, of_status: bool) -> Response {
+    fn patch(&self, address: Address, body: &Value, (part, query): (&str, &str)) -> Response {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut object) = inner.objects.get(&address).cloned() else { return refuse(404) };
         for field in ["resourceVersion", "uid"] {
@@ -264,12 +309,19 @@ impl Server {
                 return refuse(409);
             }
         }
-        if of_status {
-            object["status"] = body["status"].clone();
-        } else {
-            merge(&mut object, body);
+        match part {
+            "status" => object["status"] = body["status"].clone(),
+            "scale" if body["spec"]["replicas"] == object["spec"]["replicas"] => {}
+            "scale" => {
+                object["spec"]["replicas"] = body["spec"]["replicas"].clone();
+                let manager = parameter(query, "fieldManager").unwrap_or("unknown");
+                object["metadata"]["managedFields"] = json!([wrote_replicas(manager)]);
+            }
+            _ => merge(&mut object, body),
         }
-        reply(&self.store(&mut inner, address, object))
+        let scale = json!({"metadata": object["metadata"], "spec": {"replicas": object["spec"]["replicas"]}});
+        let stored = self.store(&mut inner, address, object);
+        reply(if part == "scale" { &scale } else { &stored })
     }
 
     fn delete(&self, address: &Address, body: &Value) -> Response {

@@ -11,8 +11,9 @@ use crate::io::Request;
 
 /// Longest wait for the controller to read the last words.
 const FAREWELL: Duration = Duration::from_secs(2);
-/// That of a rank in a pod that is done: an operator that takes over a lease (15 s) learns the last figures too.
-const LONG_FAREWELL: Duration = Duration::from_secs(20);
+/// That of a rank in a pod that is done: an operator that takes over a lease (15 to 18 s) learns the last figures too, also
+/// where the rank meets the address of the dead one once more before (5 s).
+const LONG_FAREWELL: Duration = Duration::from_secs(30);
 
 /// What a rank leaves behind.
 #[derive(Clone, Debug)]
