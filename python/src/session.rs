@@ -258,6 +258,7 @@ impl Session {
     #[allow(clippy::too_many_arguments, reason = "they are named in Python")]
     fn done(
         &self,
+        py: Python<'_>,
         step: u64,
         loss: f32,
         gradient_norm: f32,
@@ -266,21 +267,24 @@ impl Session {
         tokens: u64,
         seconds: f64,
     ) -> PyResult<()> {
-        self.with(|session| {
-            let exposed_wait_seconds = session.exposed_wait().as_secs_f64();
-            let header_wait_seconds = session.header_wait().as_secs_f64();
-            let done = StepDone {
-                step,
-                loss,
-                gradient_norm,
-                learning_rate,
-                validation_loss,
-                tokens,
-                seconds,
-                exposed_wait_seconds,
-                header_wait_seconds,
-            };
-            session.done(done).map_err(told)
+        // Another thread may be in a wait, which holds what the times are asked of.
+        py.detach(|| {
+            self.with(|session| {
+                let exposed_wait_seconds = session.exposed_wait().as_secs_f64();
+                let header_wait_seconds = session.header_wait().as_secs_f64();
+                let done = StepDone {
+                    step,
+                    loss,
+                    gradient_norm,
+                    learning_rate,
+                    validation_loss,
+                    tokens,
+                    seconds,
+                    exposed_wait_seconds,
+                    header_wait_seconds,
+                };
+                session.done(done).map_err(told)
+            })
         })
     }
 

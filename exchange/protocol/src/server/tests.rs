@@ -4,7 +4,9 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::*;
-use crate::{BundleShape, Filler, ParcelShape, PullFailure, Round, ServerId, Shape, Slot, WorkShape};
+use crate::{
+    BundleShape, Filler, ParcelShape, PullFailure, Round, ServerId, Shape, Slot, WorkShape,
+};
 
 const SERVERS: [ServerId; 2] =
     [ServerId { index: 0, incarnation: 0 }, ServerId { index: 1, incarnation: 0 }];
