@@ -50,6 +50,7 @@ LAUNCHED = {
     "rows::copies": ("cadre_copy_*",),
     "rows::pieces": ("cadre_copy_*",),
     EXCHANGE: ("cadre_copy_*", "cadre_merge", "cadre_forward_*", "cadre_backward_*", "cadre_finish_dq"),
+    TENSORS: ("cadre_forward_64", "cadre_forward_128", "cadre_backward_64", "cadre_backward_128", "cadre_finish_dq"),
     # Rows that stay on the GPU are copied there.
     TRAINING: ("cadre_forward_64", "cadre_backward_64", "cadre_finish_dq", "cadre_merge", "cadre_copy_*"),
 }
@@ -212,6 +213,8 @@ class Programs:
         """Rows that PyTorch has on the GPU, handed to a job."""
         if machine.exclusive(self.report.content):
             return self.report.not_run(TENSORS, ONE_PROCESS)
+        if self.broken(TENSORS, TENSORS):
+            return
         if sys.version_info < torch_rows.OLDEST:
             return self.report.not_run(TENSORS, "the package needs Python 3.10 or newer")
         if not (self.packages / "cadre").is_dir():

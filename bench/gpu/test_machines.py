@@ -207,6 +207,10 @@ grep -q '"inPlace": true' "$job" || cp "$to/logs/0.log" "$to/logs/1.log"
     def test_each_rank_has_to_say_that_its_tensors_were_compared(self) -> None:
         self.programs.tensors(True, time.monotonic() + 60)
         self.assertEqual(self.left(), {"tensors of PyTorch": "the pack has no package cadre that can be unpacked"})
+        self.report.content |= {"kernels": {"cadre_backward_64": "hang"}, "not_run": []}
+        self.programs.tensors(True, time.monotonic() + 60)
+        self.assertEqual(self.left(), {"tensors of PyTorch": "cadre_backward_64 hang or fault"})
+        self.report.content |= {"kernels": {}, "not_run": []}
         self.programs.packages = self.out
         (self.out / "cadre").mkdir()
         program = self.out / "program"

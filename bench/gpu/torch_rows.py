@@ -10,6 +10,7 @@ pinned memory and are computed on the CPU here: what is checked is lending, and 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -50,7 +51,9 @@ def manifest(servers: int, command: list[str]) -> str:
 
 def check(folder: Path, limit: float, environment: dict[str, str], words: list[str], end: float) -> Iterator[dict]:
     """A row for each run; {"left_out": …} where no time is left for it."""
-    more = {**environment, "PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    # PyTorch may be found by what was there before.
+    paths = [str(folder), *filter(None, os.environ.get("PYTHONPATH", "").split(os.pathsep))]
+    more = {**environment, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     command = [sys.executable, str(folder / ALONE), *words]
     done = one(Work("tensors of PyTorch, in one process", command, limit, environment=more), end)
     yield row_of(done, SAME in done.output, "attention is that of the CPU within bf16", "it did not compare them")
