@@ -52,7 +52,7 @@ fn row(
         let mut sampler = Sampler::new(set, lengths, TOKENS, seed + draw)?;
         documents.extend(sampler.stretches(RANKS_OF_A_DRAW.into(), TOKENS)?.concat());
     }
-    let problem = Cluster::in_place(Model::B8, slots).problem(&documents, Lay::EndToEnd)?;
+    let problem = Cluster::in_place(Model::B8, slots.into()).problem(&documents, Lay::EndToEnd)?;
     let start = Instant::now();
     let plan = plan(&problem)?;
     let plan_seconds = start.elapsed().as_secs_f64();

@@ -192,7 +192,7 @@ impl Plan {
     /// When a slot finishes, head start included, in cost at weight 100.
     pub fn finish(&self, problem: &Problem, slot: SlotId) -> u64 {
         let load = self.load(problem, slot);
-        problem.slots.get(usize::from(slot.0)).map_or(0, |it| it.finish(load))
+        problem.slots.get(slot.0 as usize).map_or(0, |it| it.finish(load))
     }
 
     /// Same on every machine for the same plan of the same problem, for ever.
@@ -212,7 +212,7 @@ impl Plan {
         digest.u64(bundles.len() as u64);
         for Bundle { document, kv_heads, slot, tasks, keys } in bundles {
             digest.u32s([document.0, kv_heads.start.into(), kv_heads.end.into()]);
-            digest.u32s([slot.0.into(), tasks.start, tasks.end, keys.start, keys.end]);
+            digest.u32s([slot.0, tasks.start, tasks.end, keys.start, keys.end]);
         }
         digest.value()
     }
