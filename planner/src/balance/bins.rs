@@ -307,6 +307,11 @@ impl<'a> Bins<'a> {
 
     /// The plan of what the bins hold.
     pub(super) fn into_plan(self, digest: u64) -> Result<Plan, Error> {
+        self.into_draft().finish(digest, Cuts::Tiles)
+    }
+
+    /// The same, as yet unchecked.
+    pub(super) fn into_draft(self) -> Draft<'a> {
         let mut draft = Draft::new(self.problem);
         let mut add = |bin: &Bin<'_>, document: DocumentId, group: &Group| {
             let heads = self.heads_of_bundle(document, group);
@@ -331,7 +336,7 @@ impl<'a> Bins<'a> {
                 }
             }
         }
-        draft.finish(digest, Cuts::Tiles)
+        draft
     }
 
     /// Documents that a bin holds whole; none if all of those lie at its rank.

@@ -117,12 +117,18 @@ impl<'a> Draft<'a> {
 
     /// The plan, checked.
     pub(crate) fn finish(self, digest: u64, cuts: Cuts) -> Result<Plan, Error> {
-        let Self { problem, mut tasks, mut bundles } = self;
-        tasks.shrink_to_fit();
-        bundles.shrink_to_fit();
-        let mut plan = Plan { problem: digest, cuts, tasks, bundles, bounds: Bounds::default() };
+        let problem = self.problem;
+        let mut plan = self.finish_unchecked(digest, cuts);
         plan.bounds = plan.verify(problem)?;
         Ok(plan)
+    }
+
+    /// The plan, without bounds.
+    pub(crate) fn finish_unchecked(self, digest: u64, cuts: Cuts) -> Plan {
+        let Self { problem: _, mut tasks, mut bundles } = self;
+        tasks.shrink_to_fit();
+        bundles.shrink_to_fit();
+        Plan { problem: digest, cuts, tasks, bundles, bounds: Bounds::default() }
     }
 }
 
