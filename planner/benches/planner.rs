@@ -67,7 +67,7 @@ fn main() {
 
 /// How long plans of large pools take, dedicated beside in place: lengths of a fixed heavy tail, no recorded files.
 fn pools(lines: &mut Vec<Value>) {
-    for (slots, documents) in [(512_u16, 65_536_usize), (2_048, 262_144), (8_192, 1_000_000)] {
+    for (slots, documents) in [(512_u32, 65_536_usize), (2_048, 262_144), (8_192, 1_000_000)] {
         for lanes in [8, 1] {
             let seconds = [false, true].map(|in_place| {
                 let problem = pool(slots, documents, lanes, in_place);
@@ -92,7 +92,7 @@ fn pools(lines: &mut Vec<Value>) {
     }
 }
 
-fn pool(slots: u16, documents: usize, lanes: u16, in_place: bool) -> Problem {
+fn pool(slots: u32, documents: usize, lanes: u16, in_place: bool) -> Problem {
     let mut state = 12_345_u64;
     let mut length = || {
         state ^= state << 13;
@@ -107,7 +107,7 @@ fn pool(slots: u16, documents: usize, lanes: u16, in_place: bool) -> Problem {
     let rank_rows = u32::try_from(rows.div_ceil(slots.into())).expect("few rows a rank");
     let layout = Layout::end_to_end(documents, rank_rows).expect("documents have rows");
     let ranks = layout.ranks().len();
-    let home = |slot: u16| Some(RankId(slot)).filter(|_| in_place && usize::from(slot) < ranks);
+    let home = |slot: u32| Some(RankId(slot)).filter(|_| in_place && (slot as usize) < ranks);
     let slot = |it| Slot { weight: 100, head_start: 0, home: home(it), memory: 1 << 50 };
     Problem {
         layout,
@@ -194,7 +194,7 @@ fn problem(workload: &Workload, lanes: u16) -> Problem {
 
 fn balance(problem: &Problem, plan: &Plan) -> f64 {
     let loads: Vec<u64> =
-        (0..problem.slots.len() as u16).map(|slot| plan.load(problem, SlotId(slot))).collect();
+        (0..problem.slots.len() as u32).map(|slot| plan.load(problem, SlotId(slot))).collect();
     let mean = loads.iter().sum::<u64>() as f64 / loads.len() as f64;
     loads.iter().copied().max().unwrap_or(0) as f64 / mean
 }

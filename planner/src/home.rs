@@ -20,7 +20,7 @@ use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, SlotId};
 pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
     problem.check()?;
     let mut bundles = Vec::new();
-    for rank in (0..problem.layout.ranks().len() as u16).map(RankId) {
+    for rank in (0..problem.layout.ranks().len() as u32).map(RankId) {
         let slot = slot_at(problem, rank).ok_or(Error::NoSlotAtHome { rank })?;
         bundles.extend(rows_at(problem, rank).into_iter().map(|(id, rows)| (slot, id, rows)));
     }
@@ -40,7 +40,7 @@ pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
 pub fn imbalance_at_home(problem: &Problem) -> Result<(u64, u64), Error> {
     problem.check()?;
     let heads = problem.all_heads();
-    let ranks = 0..problem.layout.ranks().len() as u16;
+    let ranks = 0..problem.layout.ranks().len() as u32;
     let loads: Vec<u64> = ranks
         .map(|rank| {
             let rows = rows_at(problem, RankId(rank)).into_iter();
@@ -55,12 +55,12 @@ pub fn imbalance_at_home(problem: &Problem) -> Result<(u64, u64), Error> {
 /// The first slot in place at a rank.
 fn slot_at(problem: &Problem, rank: RankId) -> Option<SlotId> {
     let slot = problem.slots.iter().position(|it| it.home == Some(rank))?;
-    Some(SlotId(slot as u16))
+    Some(SlotId(slot as u32))
 }
 
 /// A rank's rows by document, those that touch merged.
 fn rows_at(problem: &Problem, rank: RankId) -> Vec<(DocumentId, Vec<Range<u32>>)> {
-    let mut stretches = problem.layout.ranks()[usize::from(rank.0)].clone();
+    let mut stretches = problem.layout.ranks()[rank.0 as usize].clone();
     stretches.sort_by_key(|it| (it.document, it.start));
     let mut documents: Vec<(DocumentId, Vec<Range<u32>>)> = Vec::new();
     for it in stretches {

@@ -208,7 +208,7 @@ impl Problem {
                     next += 1;
                     next - 1
                 },
-                |rank| rank.0.into(),
+                |rank| rank.0 as usize,
             )
         };
         let places = self.slots.iter().map(place).collect();

@@ -82,7 +82,7 @@ fn phases(problem: &Problem, plan: &Plan, runs: &Runs) -> (Vec<u64>, u64) {
         let rows = runs.of_bundle(bundle).iter().map(|it| it.rows.len() as u64).sum();
         let memory = of_bundle(problem, it, rows);
         reserve = reserve.max(memory.most());
-        let phase = &mut phases[usize::from(it.slot.0)];
+        let phase = &mut phases[it.slot.0 as usize];
         phase.forward += memory.forward;
         phase.backward += memory.backward;
     }

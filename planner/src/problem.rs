@@ -18,11 +18,11 @@ use crate::{Costs, Document, DocumentId, Error, Layout, Links, Mask, RankId, TIL
 pub(crate) const MOST_COST: u64 = 1 << 57;
 /// Most bytes of all rows, with keys in every slot.
 const MOST_BYTES: u64 = 1 << 62;
-const MOST_SLOTS: usize = 1 << 15;
+const MOST_SLOTS: usize = 1 << 20;
 
 /// Index of a slot in [`Problem::slots`].
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-pub struct SlotId(pub u16);
+pub struct SlotId(pub u32);
 
 /// Heads of the model's attention.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -128,7 +128,7 @@ impl Problem {
         }
         for (slot, it) in (0..).map(SlotId).zip(slots) {
             let ranks = layout.ranks().len() as u32;
-            if let Some(home) = it.home.filter(|home| u32::from(home.0) >= ranks) {
+            if let Some(home) = it.home.filter(|home| home.0 >= ranks) {
                 return Err(Error::UnknownHome { slot, home, ranks });
             }
             if it.head_start > MOST_COST {
@@ -154,9 +154,11 @@ impl Problem {
             let tiles = rows.div_ceil(u128::from(TILE_ROWS)) + pieces;
             cost += (pairs + tiles * u128::from(costs.tile)) * u128::from(self.heads.query);
             // Each KV head that goes elsewhere has tasks of its own.
-            let columns = if self.heads_may_part() { self.heads.kv } else { 1 };
-            cost += tiles * u128::from(costs.task) * u128::from(columns);
-            bytes += rows * (u128::from(row) + u128::from(key) * self.slots.len() as u128);
+            let columns = u128::from(if self.heads_may_part() { self.heads.kv } else { 1 });
+            cost += tiles * u128::from(costs.task) * columns;
+            // Slots that hold its keys have a tile of it each.
+            let holders = (tiles * columns).min(self.slots.len() as u128);
+            bytes += rows * (u128::from(row) + u128::from(key) * holders);
         }
         if cost > u128::from(MOST_COST) {
             return Err(Error::TooMuchWork { most: MOST_COST });
@@ -197,7 +199,7 @@ impl Problem {
         ]);
         digest.u64(slots.len() as u64);
         for &Slot { weight, head_start, home, memory } in slots {
-            let home = home.map_or(0, |rank| u32::from(rank.0) + 1);
+            let home = home.map_or(0, |rank| rank.0 + 1);
             digest.u32s([weight, home]);
             digest.u64(head_start);
             digest.u64(memory);

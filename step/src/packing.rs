@@ -186,7 +186,7 @@ mod tests {
             let packing = Packing::from(&whole);
             let layout = packing.layout(kind).unwrap();
             prop_assert_eq!(layout.ranks().len(), whole.ranks().len());
-            for rank in (0..whole.ranks().len() as u16).map(RankId) {
+            for rank in (0..whole.ranks().len() as u32).map(RankId) {
                 prop_assert_eq!(layout.rank_rows(rank), whole.rank_rows(rank));
             }
             let mut next = 0;

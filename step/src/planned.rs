@@ -169,7 +169,7 @@ impl PlannedStep {
 
     /// Whether a rank has rows in a nano-batch. A rank without any makes no call for its phases.
     pub fn has_rows(&self, nano: usize, rank: u16) -> bool {
-        self.header.nanos[nano].rank_rows(RankId(rank)) > 0
+        self.header.nanos[nano].rank_rows(RankId(rank.into())) > 0
     }
 
     /// The kind of the layer of a phase.
@@ -213,7 +213,7 @@ impl PlannedStep {
     pub fn table(&self, round: Round, fillers: Fillers, assignments: &[Assignment]) -> RoundTable {
         let by_shape = assignments.iter().zip(&self.plans).flat_map(|(assignment, nano)| {
             let bundles = 0..nano.plan.bundles().len() as u32;
-            let slot = |it| assignment.executor(BundleId(it)).map(|slot| Slot(slot.0));
+            let slot = |it| assignment.executor(BundleId(it)).map(|slot| Slot(slot.0 as u16));
             let slots: Vec<_> = bundles.map(slot).collect();
             [slots.clone(), slots]
         });
@@ -262,7 +262,7 @@ impl PlannedStep {
 
     /// The slot that a bundle was planned for.
     pub fn slot_of(&self, phase: Phase, bundle: Bundle) -> Slot {
-        Slot(self.nano_of(phase).0.plan.bundles()[bundle.0 as usize].slot.0)
+        Slot(self.nano_of(phase).0.plan.bundles()[bundle.0 as usize].slot.0 as u16)
     }
 }
 
@@ -280,7 +280,7 @@ impl NanoPlan {
         let backward = Arc::new(lists.shape(Direction::Backward)?);
         let mut works = vec![[0; 2]; problem.slots.len()];
         for bundle in plan.bundles() {
-            let [forward, backward] = &mut works[usize::from(bundle.slot.0)];
+            let [forward, backward] = &mut works[bundle.slot.0 as usize];
             *forward += bundle.tasks.len();
             *backward += 1;
         }

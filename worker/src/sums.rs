@@ -44,7 +44,7 @@ impl<M: Memory> Sums<M> {
         let numbers = nano.problem.layout.rank_rows(rank) as usize * width;
         let mut due = BTreeMap::<_, VecDeque<_>>::new();
         // Backward a work is a bundle.
-        for work in nano.shape(Direction::Backward).wants(TrainerId(rank.0)) {
+        for work in nano.shape(Direction::Backward).wants(TrainerId(rank.0 as u16)) {
             let document = nano.plan.bundles()[work.0 as usize].document;
             due.entry(document).or_default().push_back(BundleId(work.0));
         }
@@ -246,7 +246,7 @@ mod tests {
             let planned = planned(&documents, rows);
             let nano = &planned.plans[0];
             let with = (&Host, nano);
-            for rank in (0..nano.problem.layout.ranks().len() as u16).map(RankId) {
+            for rank in (0..nano.problem.layout.ranks().len() as u32).map(RankId) {
                 let mut sums = Sums::new(nano, rank);
                 let mut coming: Vec<BundleId> = sums.due.values().flatten().copied().collect();
                 coming.sort_by_key(|it| order.get(it.0 as usize).copied());

@@ -124,7 +124,7 @@ fn heads(options: &PlanOptions) -> Result<Heads, PlanError> {
 }
 
 /// One slot in place at each rank, or as many dedicated ones as were asked for.
-fn slots(options: &PlanOptions, ranks: u16) -> Result<Vec<Slot>, PlanError> {
+fn slots(options: &PlanOptions, ranks: u32) -> Result<Vec<Slot>, PlanError> {
     let homes: Vec<Option<RankId>> = match options.slots {
         Some(count) => vec![None; count.get().into()],
         None => (0..ranks).map(|rank| Some(RankId(rank))).collect(),
@@ -148,7 +148,7 @@ fn moved(problem: &Problem, plan: &Plan) -> usize {
     let is_moved = |task: &&cadre_planner::Task| {
         let home = plan
             .bundle(task.bundle)
-            .and_then(|it| problem.slots.get(usize::from(it.slot.0)))
+            .and_then(|it| problem.slots.get(it.slot.0 as usize))
             .and_then(|it| it.home);
         let mut pieces = problem.layout.locate(task.document, task.rows.clone());
         pieces.any(|it| Some(it.rank) != home)

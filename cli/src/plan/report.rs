@@ -48,7 +48,7 @@ impl Report {
     ) -> Self {
         let bounds = plan.bounds();
         let Traffic { forward, backward } = Traffic::of(problem, plan);
-        let finishes: Vec<f64> = (0..problem.slots.len() as u16)
+        let finishes: Vec<f64> = (0..problem.slots.len() as u32)
             .map(|slot| plan.finish(problem, SlotId(slot)) as f64)
             .collect();
         let mean = finishes.iter().sum::<f64>() / finishes.len() as f64;

@@ -18,7 +18,7 @@ use serde::Deserialize;
 pub(crate) struct Workload {
     pub(crate) name: String,
     pub(crate) tokens_per_rank: u32,
-    pub(crate) num_ranks: u16,
+    pub(crate) num_ranks: u32,
     ranks: Vec<Vec<u32>>,
     mask: Option<String>,
 }
@@ -56,9 +56,7 @@ impl Workload {
         let workload: Self = serde_json::from_slice(text)
             .map_err(|source| WorkloadError::Malformed { path: at(), source })?;
         let Self { name: _, tokens_per_rank, num_ranks, ranks, mask: _ } = &workload;
-        for (field, value) in
-            [("tokens_per_rank", *tokens_per_rank), ("num_ranks", (*num_ranks).into())]
-        {
+        for (field, value) in [("tokens_per_rank", *tokens_per_rank), ("num_ranks", *num_ranks)] {
             if value == 0 {
                 return Err(WorkloadError::Zero { path: at(), field });
             }
@@ -162,14 +160,14 @@ mod tests {
             let documents = workload.lengths().map(|rows| Document { rows, mask });
             let lay = if head_tail { Layout::head_tail } else { Layout::end_to_end };
             let Ok(layout) = lay(documents.collect(), workload.tokens_per_rank) else { return Ok(()) };
-            prop_assert_eq!(layout.ranks().len(), usize::from(workload.num_ranks));
+            prop_assert_eq!(layout.ranks().len(), workload.num_ranks as usize);
             let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 50 };
             let problem = Problem {
                 layout,
                 heads: Heads { query: 4, kv: 2, dim: 64 },
                 element_bytes: 2,
                 lanes: 1,
-                slots: vec![slot; workload.num_ranks.into()],
+                slots: vec![slot; workload.num_ranks as usize],
                 costs: Costs::pairs_only(),
                 links: Links::equal(),
             };

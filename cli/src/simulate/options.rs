@@ -2,7 +2,7 @@
 //!
 //! In: words. Out: [`SimulateOptions`], every number within its range. Files are not read here.
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
 use cadre_simulator::LengthSet;
@@ -56,7 +56,7 @@ pub(crate) struct SimulateOptions {
     pub(crate) nodes: Vec<NonZeroU16>,
     /// Most slots, for `scale`.
     #[arg(long, default_value = "8192", conflicts_with = "files")]
-    pub(crate) slots: NonZeroU16,
+    pub(crate) slots: NonZeroU32,
     /// Print one JSON object a row.
     #[arg(long)]
     pub(crate) json: bool,

@@ -214,6 +214,6 @@ fn problem(
     let longest = 131_072;
     let sequences =
         Sampler::new(set, lengths, longest, seed)?.stretches(RANKS.into(), longest / 2)?;
-    let cluster = Cluster::dedicated(Model::B8, RANKS, weights);
+    let cluster = Cluster::dedicated(Model::B8, RANKS.into(), weights);
     Ok(cluster.problem(&sequences.concat(), Lay::EndToEnd)?)
 }

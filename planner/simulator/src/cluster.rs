@@ -24,30 +24,30 @@ pub struct Cluster {
     /// The model.
     pub model: Model,
     /// Places that hold rows; the layout may fill fewer.
-    pub ranks: u16,
+    pub ranks: u32,
     /// Processors of a place.
     pub lanes: u16,
     /// Slots in place: at the first ranks, one each.
-    pub in_place: u16,
+    pub in_place: u32,
     /// Weights of the slots in place, then of the dedicated ones.
     pub weights: Vec<u32>,
 }
 
 impl Cluster {
     /// One slot of weight 100 in place at every rank, eight lanes.
-    pub fn in_place(model: Model, ranks: u16) -> Self {
-        Self { model, ranks, lanes: 8, in_place: ranks, weights: vec![100; ranks.into()] }
+    pub fn in_place(model: Model, ranks: u32) -> Self {
+        Self { model, ranks, lanes: 8, in_place: ranks, weights: vec![100; ranks as usize] }
     }
 
     /// The same cluster with dedicated slots added.
     #[must_use]
-    pub fn with_dedicated(mut self, slots: u16) -> Self {
-        self.weights.extend(std::iter::repeat_n(100, slots.into()));
+    pub fn with_dedicated(mut self, slots: u32) -> Self {
+        self.weights.extend(std::iter::repeat_n(100, slots as usize));
         self
     }
 
     /// Dedicated slots of some weights alone, eight lanes.
-    pub fn dedicated(model: Model, ranks: u16, weights: Vec<u32>) -> Self {
+    pub fn dedicated(model: Model, ranks: u32, weights: Vec<u32>) -> Self {
         Self { model, ranks, lanes: 8, in_place: 0, weights }
     }
 
@@ -70,7 +70,7 @@ impl Cluster {
         let slot = |(index, &weight): (usize, &u32)| Slot {
             weight,
             head_start: 0,
-            home: (index < ranks.min(self.in_place.into())).then_some(RankId(index as u16)),
+            home: (index < ranks.min(self.in_place as usize)).then_some(RankId(index as u32)),
             memory: PLENTY,
         };
         let problem = Problem {

@@ -71,7 +71,7 @@ impl Candidate {
 pub fn greedy(model: &Model, layout: &Layout, places: usize, tolerance: u64) -> Vec<Share> {
     let ranks = layout.ranks().len();
     let mut pieces: Vec<Vec<Piece>> =
-        (0..ranks).map(|rank| pieces_of(layout, RankId(rank as u16))).collect();
+        (0..ranks).map(|rank| pieces_of(layout, RankId(rank as u32))).collect();
     pieces.resize(places.max(ranks), Vec::new());
     let mut loads: Vec<u64> = pieces.iter().map(|it| it.iter().map(Piece::pairs).sum()).collect();
     let mean = loads.iter().sum::<u64>() / loads.len().max(1) as u64;

@@ -62,7 +62,7 @@ impl Phase {
     pub fn new(model: &Model, layout: &Layout, places: usize, shares: &[Share]) -> Self {
         let ranks = layout.ranks().len();
         let tokens = (0..places).map(|place| {
-            if place < ranks { layout.rank_rows(RankId(place as u16)).into() } else { 0 }
+            if place < ranks { layout.rank_rows(RankId(place as u32)).into() } else { 0 }
         });
         let mut phase = Self {
             tokens: tokens.collect(),
@@ -115,7 +115,7 @@ impl Phase {
                 _ => rows.push(task.rows.clone()),
             }
         }
-        let place = place_of(problem, usize::from(slot));
+        let place = place_of(problem, slot as usize);
         let kv_heads = it.kv_heads.len() as u64;
         self.add(model, &problem.layout, &Share { place, document: it.document, kv_heads, rows });
     }
@@ -129,7 +129,7 @@ impl Phase {
         let end = rows.last().map_or(0, |it| it.end);
         let mut home_until = 0;
         for piece in layout.locate(*document, 0..end) {
-            let rank = usize::from(piece.rank.0);
+            let rank = piece.rank.0 as usize;
             if rank == *place {
                 if piece.rows.start == home_until {
                     home_until = piece.rows.end;
@@ -145,7 +145,7 @@ impl Phase {
         }
         for rows in rows {
             for piece in layout.locate(*document, rows.clone()) {
-                let rank = usize::from(piece.rank.0);
+                let rank = piece.rank.0 as usize;
                 let count = piece.rows.len() as u64;
                 let pairs = triangle(piece.rows.end) - triangle(piece.rows.start);
                 let cost =
@@ -208,7 +208,7 @@ fn place_of(problem: &Problem, slot: usize) -> usize {
     let dedicated = || problem.slots[..slot].iter().filter(|it| it.home.is_none()).count();
     problem.slots[slot]
         .home
-        .map_or_else(|| problem.layout.ranks().len() + dedicated(), |RankId(rank)| rank.into())
+        .map_or_else(|| problem.layout.ranks().len() + dedicated(), |RankId(rank)| rank as usize)
 }
 
 /// Causal pairs of the first rows of a document.

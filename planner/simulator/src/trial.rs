@@ -142,7 +142,8 @@ impl Setting {
 
     /// One nano-batch over some ranks; the other places serve without holding rows.
     fn phase(&self, planner: Planner, documents: &[u32], ranks: u16) -> Result<Phase, Error> {
-        let cluster = Cluster::in_place(self.model, ranks).with_dedicated(self.ranks - ranks);
+        let cluster =
+            Cluster::in_place(self.model, ranks.into()).with_dedicated((self.ranks - ranks).into());
         match planner {
             Planner::Ours => {
                 let problem = cluster.problem(documents, Lay::EndToEnd)?;

@@ -23,7 +23,7 @@ struct Record {
 
 #[derive(Deserialize)]
 struct Workload {
-    num_ranks: u16,
+    num_ranks: u32,
     ranks: Vec<Vec<u32>>,
 }
 

@@ -146,8 +146,8 @@ impl<'a> Bins<'a> {
                 id,
                 index,
                 slot,
-                place: places[usize::from(id.0)],
-                beyond: problem.links.beyond_reach(places[usize::from(id.0)]),
+                place: places[id.0 as usize],
+                beyond: problem.links.beyond_reach(places[id.0 as usize]),
                 capacity: 0,
                 load: 0,
                 bytes: 0,
@@ -312,6 +312,11 @@ impl<'a> Bins<'a> {
 
     /// The plan of what the bins hold.
     pub(super) fn into_plan(self, digest: u64) -> Result<Plan, Error> {
+        self.into_draft().finish(digest, Cuts::Tiles)
+    }
+
+    /// The same, as yet unchecked.
+    pub(super) fn into_draft(self) -> Draft<'a> {
         let mut draft = Draft::new(self.problem);
         let mut add = |bin: &Bin<'_>, document: DocumentId, group: &Group| {
             let heads = self.heads_of_bundle(document, group);
@@ -336,7 +341,7 @@ impl<'a> Bins<'a> {
                 }
             }
         }
-        draft.finish(digest, Cuts::Tiles)
+        draft
     }
 
     /// Documents that a bin holds whole; empty if all of them lie at the bin's rank.

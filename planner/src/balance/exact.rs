@@ -167,7 +167,7 @@ fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
     let problem = bins.problem;
     let ways = |bin: &Bin<'_>| -> Vec<u32> {
         let pieces = documents.iter().flat_map(|it| problem.layout.pieces_of_document(*it));
-        pieces.map(|it| problem.links.price(it.rank.0.into(), bin.place())).collect()
+        pieces.map(|it| problem.links.price(it.rank.0 as usize, bin.place())).collect()
     };
     let traits: Vec<_> =
         bins.all.iter().map(|it| (it.slot.weight, it.slot.head_start, ways(it))).collect();
@@ -359,7 +359,7 @@ mod tests {
         let slot =
             |rank| Slot { weight: 100, head_start: 0, home: Some(RankId(rank)), memory: 1 << 50 };
         Problem {
-            slots: (0..layout.ranks().len() as u16).map(slot).collect(),
+            slots: (0..layout.ranks().len() as u32).map(slot).collect(),
             layout,
             heads: Heads { query: 4, kv: 2, dim: 64 },
             element_bytes: 2,

@@ -46,7 +46,8 @@ use crate::balance::prices::Prices;
 use crate::balance::room::Limits;
 use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
-use crate::{DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
+use crate::regions;
+use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -82,11 +83,31 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
         let is_small = reserve == 0 || largest_bundle(problem, plan) <= reserve;
         is_small && check_beside(problem, plan, reserve).is_ok()
     };
-    match attempt(problem, digest) {
+    let active = problem.slots.iter().filter(|it| !it.is_standby()).count();
+    let made = if active > MANY && problem.links.reach_all() {
+        regions::plan_all(problem, digest, regions::SLOTS_OF_A_REGION)
+    } else {
+        attempt(problem, digest)
+    };
+    match made {
         Ok(plan) if fits(&plan) => Ok(plan),
         Ok(_) | Err(Error::SlotFull { .. }) => within::plan_within_memory(problem, digest, reserve),
         Err(error) => Err(error),
     }
+}
+
+/// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not bent.
+///
+/// # Errors
+///
+/// As [`plan`].
+pub fn plan_in_regions(problem: &Problem, slots: u32) -> Result<Plan, Error> {
+    problem.check()?;
+    if problem.slots.iter().all(crate::Slot::is_standby) {
+        return Err(Error::NoWeight { slots: problem.slots.len() as u32 });
+    }
+    refuse_large_documents(problem)?;
+    regions::plan_all(problem, problem.digest(), slots)
 }
 
 /// Whether the last slot finishes early enough.
@@ -104,6 +125,15 @@ fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
         (late, if problem.links.are_equal() { 0 } else { it.link }, it.pulled)
     };
     order(plan) < order(other)
+}
+
+/// The plan of a region: without limits, of a problem that is part of a checked one. Where links are equal it is not checked:
+/// whoever puts regions together checks the whole.
+pub(crate) fn of_region(problem: &Problem) -> Result<Plan, Error> {
+    if !problem.links.are_equal() {
+        return attempt(problem, 0);
+    }
+    Ok(search(problem)?.into_draft().finish_unchecked(0, Cuts::Tiles))
 }
 
 /// The plan without limits.
@@ -246,6 +276,8 @@ fn ways_within_time(bins: &Bins<'_>) -> usize {
 const MUCH: i128 = 10;
 /// A plan counts as even if its last slot finishes after the level by at most one part in this many of it.
 const ENOUGH: u64 = 504;
+/// More slots than this are planned in regions.
+const MANY: usize = 2_048;
 
 /// How good bins are, the less the better: how far beyond the tolerated finish, then bytes.
 fn rank(bins: &Bins<'_>) -> (u64, i128) {

@@ -172,8 +172,8 @@ mod tests {
     use crate::{Costs, Document, Heads, Layout, Links, Problem, Slot};
 
     /// A document over ranks with a slot each.
-    fn over(ranks: u16, kv: u16, lanes: u16) -> Problem {
-        let rows = u32::from(ranks) * 16_384;
+    fn over(ranks: u32, kv: u16, lanes: u16) -> Problem {
+        let rows = ranks * 16_384;
         let slot =
             |rank| Slot { weight: 100, head_start: 0, home: Some(RankId(rank)), memory: 1 << 50 };
         Problem {

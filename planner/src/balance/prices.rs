@@ -242,7 +242,7 @@ pub(super) fn away(
     let there = bin.place();
     let layout = &bins.problem.layout;
     if let [whole] = layout.pieces_of_document(document) {
-        let price = bins.problem.links.price(whole.rank.0.into(), there);
+        let price = bins.problem.links.price(whole.rank.0 as usize, there);
         return rows.len() as i128 * i128::from(price);
     }
     let pieces = layout.pieces_of_document(document);
@@ -259,7 +259,7 @@ pub(super) fn away(
     let here = pieces[first..].iter().take_while(|it| it.rows.start < rows.end);
     let priced = here.map(|it| {
         let kept = it.rows.end.min(rows.end) - it.rows.start.max(rows.start);
-        u64::from(kept) * u64::from(bins.problem.links.price(it.rank.0.into(), there))
+        u64::from(kept) * u64::from(bins.problem.links.price(it.rank.0 as usize, there))
     });
     i128::from(priced.sum::<u64>())
 }
@@ -292,7 +292,7 @@ mod tests {
             |(documents, rank_rows, dedicated, one_lane, equal)| {
                 let layout = Layout::head_tail(documents, rank_rows).unwrap();
                 let ranks = layout.ranks().len();
-                let homes = (0..ranks as u16).map(|rank| Some(RankId(rank)));
+                let homes = (0..ranks as u32).map(|rank| Some(RankId(rank)));
                 let slot = |home| Slot { weight: 100, head_start: 0, home, memory: 1 << 50 };
                 let slots: Vec<Slot> =
                     homes.chain(std::iter::repeat_n(None, dedicated)).map(slot).collect();

@@ -76,7 +76,7 @@ impl Bins<'_> {
         });
         needed.all(|rows| {
             let mut pieces = self.problem.layout.locate(span.document, rows);
-            pieces.all(|piece| it.beyond.binary_search(&piece.rank.0.into()).is_err())
+            pieces.all(|piece| it.beyond.binary_search(&(piece.rank.0 as usize)).is_err())
         })
     }
 

@@ -18,6 +18,8 @@ use crate::{Error, Mask};
 
 /// Longest document, in rows.
 pub(crate) const MOST_ROWS: u32 = 1 << 24;
+/// Most ranks.
+const MOST_RANKS: usize = 1 << 20;
 
 /// Index of a document in [`Layout::documents`].
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
@@ -25,7 +27,7 @@ pub struct DocumentId(pub u32);
 
 /// A trainer's number in the job.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, Hash, Ord, PartialEq, PartialOrd, Serialize)]
-pub struct RankId(pub u16);
+pub struct RankId(pub u32);
 
 /// One document of a nano-batch.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -142,13 +144,13 @@ impl Layout {
 
     /// Rows that a rank holds; zero for a rank that does not exist.
     pub fn rank_rows(&self, rank: RankId) -> u32 {
-        let stretches = self.rows.ranks.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
+        let stretches = self.rows.ranks.get(rank.0 as usize).map_or(&[][..], Vec::as_slice);
         stretches.iter().map(|it| it.end - it.start).sum()
     }
 
     /// Stretches of a rank with their place in its stream, in its order.
     pub fn pieces_of(&self, rank: RankId) -> impl Iterator<Item = (DocumentId, Piece)> + '_ {
-        let stretches = self.rows.ranks.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
+        let stretches = self.rows.ranks.get(rank.0 as usize).map_or(&[][..], Vec::as_slice);
         stretches.iter().scan(0, move |first, it| {
             let local = *first..*first + (it.end - it.start);
             *first = local.end;
@@ -231,7 +233,7 @@ impl TryFrom<Parts> for Layout {
 fn check_counts(documents: &[Document], ranks: &[Vec<Stretch>]) -> Result<(), Error> {
     let stretches: usize = ranks.iter().map(Vec::len).sum();
     let counts = [
-        ("ranks", ranks.len(), usize::from(u16::MAX)),
+        ("ranks", ranks.len(), MOST_RANKS),
         ("documents", documents.len(), u32::MAX as usize - 1),
         ("stretches", stretches, u32::MAX as usize - 1),
     ];
@@ -338,8 +340,8 @@ mod tests {
         check(&[4], &[&[stretch(0, 0, 3)]], Error::Hole { document, start: 3, end: 4 });
         let twice = [stretch(0, 0, 3), stretch(0, 2, 4)];
         check(&[4], &[&twice], Error::Overlap { document, start: 2, end: 3 });
-        let many: Vec<&[Stretch]> = vec![&[]; 65_536];
-        check(&[], &many, Error::TooMany { things: "ranks", count: 65_536, most: 65_535 });
+        let many: Vec<&[Stretch]> = vec![&[]; MOST_RANKS + 1];
+        check(&[], &many, Error::TooMany { things: "ranks", count: 1_048_577, most: 1_048_576 });
     }
 
     #[test]

@@ -53,7 +53,7 @@ impl Layout {
             let (mut head, mut tail) = (0, of.rows);
             for Piece { rank, rows, .. } in pieces.iter().filter(|_| pieces.len() > 1) {
                 let count = rows.end - rows.start;
-                let stretches = &mut ranks[usize::from(rank.0)];
+                let stretches = &mut ranks[rank.0 as usize];
                 let at = stretches.iter().position(|it| it.document == document);
                 let of_head = Stretch { document, start: head, end: head + count / 2 };
                 let of_tail = Stretch { document, start: tail - (count - count / 2), end: tail };

@@ -72,7 +72,7 @@ fn loads(problem: &Problem, plan: &Plan, runs: &Runs) -> Vec<u64> {
         let (document, heads) =
             (problem.document(it.document), problem.heads.query_count(&it.kv_heads));
         for run in runs.of_bundle(id) {
-            loads[usize::from(it.slot.0)] +=
+            loads[it.slot.0 as usize] +=
                 problem.costs.run(document, heads, &run.rows, run.tasks.into());
         }
     }

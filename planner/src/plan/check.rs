@@ -59,7 +59,7 @@ impl Plan {
             if problem.layout.document(*document).is_none() {
                 return refuse("its document does not exist");
             }
-            match problem.slots.get(usize::from(slot.0)) {
+            match problem.slots.get(slot.0 as usize) {
                 None => return refuse("its slot does not exist"),
                 Some(it) if it.is_standby() && self.cuts == Cuts::Tiles => {
                     return refuse("its slot is standby");
@@ -151,10 +151,10 @@ impl Plan {
         for (id, &Bundle { document, slot, ref keys, .. }) in (0..).map(BundleId).zip(&self.bundles)
         {
             let rows = self.tasks_of(id).iter().map(|it| &it.rows).chain([keys]);
-            let beyond = &beyond[usize::from(slot.0)];
+            let beyond = &beyond[slot.0 as usize];
             for piece in rows.flat_map(|it| problem.layout.locate(document, it.clone())) {
                 let rank = piece.rank;
-                if beyond.binary_search(&usize::from(rank.0)).is_ok() {
+                if beyond.binary_search(&(rank.0 as usize)).is_ok() {
                     return Err(Error::CannotReach { bundle: id, document, slot, rank });
                 }
             }

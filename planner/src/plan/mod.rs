@@ -118,12 +118,18 @@ impl<'a> Draft<'a> {
 
     /// The plan, checked.
     pub(crate) fn finish(self, digest: u64, cuts: Cuts) -> Result<Plan, Error> {
-        let Self { problem, mut tasks, mut bundles } = self;
-        tasks.shrink_to_fit();
-        bundles.shrink_to_fit();
-        let mut plan = Plan { problem: digest, cuts, tasks, bundles, bounds: Bounds::default() };
+        let problem = self.problem;
+        let mut plan = self.finish_unchecked(digest, cuts);
         plan.bounds = plan.verify(problem)?;
         Ok(plan)
+    }
+
+    /// The plan, without bounds.
+    pub(crate) fn finish_unchecked(self, digest: u64, cuts: Cuts) -> Plan {
+        let Self { problem: _, mut tasks, mut bundles } = self;
+        tasks.shrink_to_fit();
+        bundles.shrink_to_fit();
+        Plan { problem: digest, cuts, tasks, bundles, bounds: Bounds::default() }
     }
 }
 
@@ -193,7 +199,7 @@ impl Plan {
     /// When a slot finishes, head start included, in cost at weight 100.
     pub fn finish(&self, problem: &Problem, slot: SlotId) -> u64 {
         let load = self.load(problem, slot);
-        problem.slots.get(usize::from(slot.0)).map_or(0, |it| it.finish(load))
+        problem.slots.get(slot.0 as usize).map_or(0, |it| it.finish(load))
     }
 
     /// Same on every machine for the same plan of the same problem, for ever.
@@ -213,7 +219,7 @@ impl Plan {
         digest.u64(bundles.len() as u64);
         for Bundle { document, kv_heads, slot, tasks, keys } in bundles {
             digest.u32s([document.0, kv_heads.start.into(), kv_heads.end.into()]);
-            digest.u32s([slot.0.into(), tasks.start, tasks.end, keys.start, keys.end]);
+            digest.u32s([slot.0, tasks.start, tasks.end, keys.start, keys.end]);
         }
         digest.value()
     }

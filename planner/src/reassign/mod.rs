@@ -75,7 +75,7 @@ pub fn reassign(
     alive: &[bool],
 ) -> Result<Assignment, Error> {
     check_lengths(problem, plan, current, alive)?;
-    let is_alive = |slot: SlotId| alive.get(usize::from(slot.0)) == Some(&true);
+    let is_alive = |slot: SlotId| alive.get(slot.0 as usize) == Some(&true);
     let mut executors = current.executors.clone();
     let mut moved = Vec::new();
     for ((bundle, it), executor) in (0..).map(BundleId).zip(plan.bundles()).zip(&mut executors) {
@@ -150,7 +150,7 @@ impl Survivor<'_> {
         };
         let rows = plan.tasks_of(bundle).iter().map(|task| &task.rows).chain([&it.keys]);
         let mut pieces = rows.flat_map(|rows| problem.layout.locate(it.document, rows.clone()));
-        pieces.all(|piece| !self.beyond.contains(&usize::from(piece.rank.0)))
+        pieces.all(|piece| !self.beyond.contains(&(piece.rank.0 as usize)))
     }
 }
 
@@ -170,7 +170,7 @@ impl<'a> Survivors<'a> {
         let mut loads = vec![0; problem.slots.len()];
         for (bundle, executor) in (0..).map(BundleId).zip(executors) {
             if let Some(slot) = executor {
-                loads[usize::from(slot.0)] += plan.bundle_cost(problem, bundle);
+                loads[slot.0 as usize] += plan.bundle_cost(problem, bundle);
             }
         }
         let (places, _) = problem.places();
@@ -178,7 +178,7 @@ impl<'a> Survivors<'a> {
         let mut at: BTreeMap<RankId, Vec<usize>> = BTreeMap::new();
         let mut alike: BTreeMap<u32, Vec<(u128, usize)>> = BTreeMap::new();
         for (id, slot) in (0..).map(SlotId).zip(&problem.slots) {
-            let index = usize::from(id.0);
+            let index = id.0 as usize;
             if !alive[index] {
                 continue;
             }
@@ -279,7 +279,7 @@ fn check_lengths(
         }
     }
     for (bundle, executor) in (0..).map(BundleId).zip(&current.executors) {
-        if let Some(slot) = executor.filter(|slot| usize::from(slot.0) >= slots) {
+        if let Some(slot) = executor.filter(|slot| slot.0 as usize >= slots) {
             return Err(Error::UnknownSlot { bundle, slot, slots: slots as u32 });
         }
     }

@@ -144,7 +144,7 @@ impl Traffic {
             let Some(SlotId(slot)) = executor(id) else {
                 continue;
             };
-            let there = place_of[usize::from(slot)];
+            let there = place_of[slot as usize];
             if is_whole_at(problem, there, bundle.document) {
                 continue;
             }
@@ -228,7 +228,7 @@ fn nanoseconds(problem: &Problem, priced: Priced, rate: u32) -> u64 {
 /// Whether a document lies whole at a place.
 pub(crate) fn is_whole_at(problem: &Problem, place: usize, document: DocumentId) -> bool {
     match problem.layout.pieces_of_document(document) {
-        [one] => usize::from(one.rank.0) == place,
+        [one] => one.rank.0 as usize == place,
         _ => false,
     }
 }
@@ -242,6 +242,6 @@ fn remote(
 ) -> impl Iterator<Item = (usize, u64)> + '_ {
     let pieces = problem.layout.locate(document, rows);
     pieces
-        .map(|piece| (usize::from(piece.rank.0), piece.rows.len() as u64))
+        .map(|piece| (piece.rank.0 as usize, piece.rows.len() as u64))
         .filter(move |(rank, _)| *rank != here)
 }

@@ -43,7 +43,9 @@ impl Pulls {
         for (slot, it) in (0..).map(SlotId).zip(&problem.slots) {
             pulls.first.push(pulls.ends());
             while let Some((id, bundle)) = bundles.next_if(|it| it.1.slot == slot) {
-                if it.home.is_some_and(|rank| is_whole_at(problem, rank.0.into(), bundle.document))
+                if it
+                    .home
+                    .is_some_and(|rank| is_whole_at(problem, rank.0 as usize, bundle.document))
                 {
                     continue;
                 }
@@ -76,7 +78,7 @@ impl Pulls {
 
     fn range(&self, slot: SlotId) -> ((u32, u32), (u32, u32)) {
         let at = |slot: usize| self.first.get(slot).copied().unwrap_or(self.ends());
-        (at(slot.0.into()), at(usize::from(slot.0) + 1))
+        (at(slot.0 as usize), at(slot.0 as usize + 1))
     }
 }
 

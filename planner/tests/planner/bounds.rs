@@ -93,7 +93,7 @@ fn count(problem: &Problem, tiles: &[Tile], owners: &[usize]) -> Way {
                 let mut carry = |rows: Range<u32>, out: [u64; 2], back: [u64; 2]| {
                     for it in problem.layout.locate(document, rows) {
                         let (rank, rows) =
-                            (usize::from(it.rank.0), u64::from(it.rows.end - it.rows.start));
+                            (it.rank.0 as usize, u64::from(it.rows.end - it.rows.start));
                         if rank == here {
                             continue;
                         }
@@ -153,7 +153,7 @@ fn small() -> impl Strategy<Value = Problem> {
             let slot = |(index, (weight, at_home, head_start)): (usize, (u32, bool, u64))| Slot {
                 weight,
                 head_start,
-                home: (at_home && index < ranks).then_some(RankId(index as u16)),
+                home: (at_home && index < ranks).then_some(RankId(index as u32)),
                 memory: PLENTY,
             };
             Problem {

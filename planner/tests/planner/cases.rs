@@ -11,7 +11,7 @@ use crate::problems::{causal, dedicated, full, in_place, problem};
 fn rows_of(problem: &Problem) -> Vec<u32> {
     let plan = plan(problem).unwrap();
     let rows = |slot| plan.bundles_of(SlotId(slot)).flat_map(|(id, _)| plan.tasks_of(id));
-    (0..problem.slots.len() as u16)
+    (0..problem.slots.len() as u32)
         .map(|slot| {
             let of_heads =
                 |it: &cadre_planner::Task| (it.rows.end - it.rows.start) * it.kv_heads.len() as u32;
@@ -91,7 +91,7 @@ fn at_home_no_query_row_moves_and_edges_cut_inside_tiles() {
     assert_eq!(plan.cuts(), Cuts::RankEdges);
     for task in plan.tasks() {
         let slot = plan.bundle(task.bundle).unwrap().slot;
-        let home = problem.slots[usize::from(slot.0)].home.unwrap();
+        let home = problem.slots[slot.0 as usize].home.unwrap();
         let ranks = problem.layout.locate(task.document, task.rows.clone()).map(|it| it.rank);
         assert!(ranks.into_iter().all(|rank| rank == home));
     }
@@ -144,12 +144,12 @@ fn pools_of_equal_short_documents_are_even() {
         (all([80, 100], 64), 64, 256),
     ] {
         for lanes in [8, 1] {
-            let slot = |(at, weight): (u16, u32)| Slot {
+            let slot = |(at, weight): (u32, u32)| Slot {
                 home: (at < in_place).then_some(RankId(at)),
                 ..dedicated(weight)
             };
             let slots = (0..).zip(weights.clone()).map(slot).collect();
-            let documents = vec![causal(rows); usize::from(in_place) * (131_072 / rows as usize)];
+            let documents = vec![causal(rows); in_place as usize * (131_072 / rows as usize)];
             let mut problem = problem(documents, 131_072, slots);
             problem.heads = cadre_planner::Heads { query: 32, kv: 8, dim: 128 };
             problem.lanes = lanes;
@@ -178,7 +178,7 @@ fn bundles_that_are_split_stay_even() {
 fn bounds_of_plans_at_home_allow_for_cuts_inside_tiles() {
     for (query, kv, ranks) in [(32, 8, 2), (64, 8, 2), (32, 2, 32), (32, 1, 2)] {
         let slots = (0..ranks).map(in_place).collect();
-        let mut problem = problem(vec![causal(128)], 128 / u32::from(ranks), slots);
+        let mut problem = problem(vec![causal(128)], 128 / ranks, slots);
         problem.heads = cadre_planner::Heads { query, kv, dim: 128 };
         (problem.element_bytes, problem.lanes) = (2, kv);
         let bounds = plan_at_home(&problem).unwrap().bounds();

@@ -150,8 +150,8 @@ enum Where {
     Mixed,
 }
 
-fn case(layout: Layout, slots: u16, place: Where, kv: u16, lanes: u16) -> Problem {
-    let home = |slot: u16| match place {
+fn case(layout: Layout, slots: u32, place: Where, kv: u16, lanes: u16) -> Problem {
+    let home = |slot: u32| match place {
         Where::InPlace => Some(RankId(slot)),
         Where::Dedicated => None,
         Where::Mixed => slot.is_multiple_of(2).then_some(RankId(slot)),
@@ -171,7 +171,7 @@ fn documents(lengths: impl IntoIterator<Item = u32>) -> Vec<Document> {
 }
 
 /// A layout with the number of its slots, and where they may stand.
-type Shape = (&'static str, Layout, u16, &'static [Where]);
+type Shape = (&'static str, Layout, u32, &'static [Where]);
 
 fn shapes() -> Vec<Shape> {
     const K: u32 = 1_024;

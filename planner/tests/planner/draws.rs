@@ -44,7 +44,7 @@ pub(crate) enum Where {
 /// A problem of one seed: lengths of one of five kinds, 8 to 64 slots.
 pub(crate) fn draw(seed: u64, place: Where, one_lane: bool) -> Problem {
     let mut draw = Draw::new(seed);
-    let ranks = draw.of(&[8_u16, 12, 16, 24, 32, 64]);
+    let ranks = draw.of(&[8_u32, 12, 16, 24, 32, 64]);
     let rank_rows = draw.of(&[16_384_u32, 65_536, 131_072]);
     let all = u64::from(ranks) * u64::from(rank_rows);
     let kind = draw.next() % 5;
@@ -69,12 +69,12 @@ pub(crate) fn draw(seed: u64, place: Where, one_lane: bool) -> Problem {
         Layout::end_to_end(documents, rank_rows)
     };
     let layout = layout.expect("documents have rows");
-    let ranks = layout.ranks().len() as u16;
+    let ranks = layout.ranks().len() as u32;
     let slots = match place {
         Where::Dedicated => draw.of(&[ranks, ranks / 2, ranks * 2 + 1]).max(2),
         Where::InPlace | Where::Mixed => ranks,
     };
-    let home = |slot: u16| match place {
+    let home = |slot: u32| match place {
         Where::InPlace => Some(RankId(slot)),
         Where::Mixed => slot.is_multiple_of(2).then_some(RankId(slot)),
         Where::Dedicated => None,
@@ -117,10 +117,10 @@ pub(crate) fn links(problem: &Problem, seed: u64) -> Links {
 }
 
 /// Heavy-tailed documents over ranks with a slot each, all on one node, or with links that are equal.
-pub(crate) fn on_one_node(ranks: u16, known: bool) -> Problem {
+pub(crate) fn on_one_node(ranks: u32, known: bool) -> Problem {
     let mut draw = Draw::new(u64::from(ranks));
     let (mut documents, mut rows) = (Vec::new(), 0);
-    let all = u32::from(ranks) * 65_536;
+    let all = ranks * 65_536;
     while rows < all {
         let length = ((200.0 / draw.share().powf(0.8)) as u32).clamp(64, 131_072).min(all - rows);
         rows += length;
@@ -128,13 +128,8 @@ pub(crate) fn on_one_node(ranks: u16, known: bool) -> Problem {
     }
     let slot =
         |rank| Slot { weight: 100, head_start: 0, home: Some(RankId(rank)), memory: 1 << 50 };
-    let link = |rank: u16| Link {
-        node: 0,
-        rail: rank.into(),
-        leaf: 0,
-        out: NOMINAL_RATE,
-        into: NOMINAL_RATE,
-    };
+    let link =
+        |rank: u32| Link { node: 0, rail: rank, leaf: 0, out: NOMINAL_RATE, into: NOMINAL_RATE };
     let places = (0..ranks).map(link).collect();
     Problem {
         layout: Layout::end_to_end(documents, 65_536).expect("documents have rows"),

@@ -40,7 +40,7 @@ fn surplus_goes_to_the_same_node() {
                 .map(|it| it.slot)
                 .collect();
             slots.dedup();
-            assert_eq!(slots, [SlotId(document as u16), SlotId(to)], "{nodes:?}");
+            assert_eq!(slots, [SlotId(document), SlotId(to)], "{nodes:?}");
         }
         let far = Problem { links: Links::equal(), ..problem.clone() };
         let [near, far] = [&problem, &far].map(|it| Traffic::of(it, &plan).busiest());
@@ -57,8 +57,8 @@ fn surplus_goes_to_the_same_node_among_many() {
     let mut problem = problem(lengths.map(causal).collect(), 8_192, slots);
     problem.lanes = problem.heads.kv;
     // Every other rank has short documents; they stand on the nodes in another order.
-    let node = |rank: u16| {
-        u32::from(if rank.is_multiple_of(2) { rank / 2 } else { (rank / 2 * 7 + 3) % nodes })
+    let node = |rank: u32| {
+        if rank.is_multiple_of(2) { rank / 2 } else { (rank / 2 * 7 + 3) % nodes }
     };
     problem.links = by_distance((0..2 * nodes).map(|rank| link(node(rank))).collect());
     let plan = plan(&problem).unwrap();
@@ -202,7 +202,7 @@ proptest! {
                 let pulls = Pulls::of(&problem, &plan);
                 for (slot, place) in (0..).map(SlotId).zip(&place_of) {
                     for it in pulls.queries_of(slot).iter().chain(pulls.keys_of(slot)) {
-                        prop_assert!(meet(*place, it.rank.0.into()));
+                        prop_assert!(meet(*place, it.rank.0 as usize));
                     }
                 }
                 let alive: Vec<bool> = lost.iter().copied().cycle().take(place_of.len()).collect();
@@ -210,7 +210,7 @@ proptest! {
                     for (it, executor) in plan.bundles().iter().zip(next.executors()) {
                         let Some(slot) = executor else { continue };
                         let mut ranks = problem.layout.locate(it.document, it.keys.clone());
-                        prop_assert!(ranks.all(|rank| meet(place_of[usize::from(slot.0)], rank.rank.0.into())));
+                        prop_assert!(ranks.all(|rank| meet(place_of[slot.0 as usize], rank.rank.0 as usize)));
                     }
                 }
             }
@@ -220,7 +220,7 @@ proptest! {
                 for (slot, place) in problem.slots.iter().zip(&place_of) {
                     let mut pieces = problem.layout.locate(document, keys.clone())
                         .chain(problem.layout.locate(document, start..end));
-                    let reaches = pieces.all(|it| meet(*place, it.rank.0.into()));
+                    let reaches = pieces.all(|it| meet(*place, it.rank.0 as usize));
                     // Rows that a slot has already may ask for keys between: only masks that let go of keys.
                     let holes = matches!(whole.mask, Mask::Window { .. });
                     prop_assert!(slot.is_standby() || !reaches || holes);

@@ -15,5 +15,6 @@ mod properties;
 mod reassigning;
 mod recorded;
 mod refusals;
+mod regions;
 mod traffic;
 mod workloads;

@@ -145,7 +145,7 @@ fn sized(rows: u32, tiles: u32) -> impl Strategy<Value = Problem> {
         let slot = |(index, weight)| Slot {
             weight,
             head_start: 0,
-            home: (in_place && index < homes).then_some(RankId(index as u16)),
+            home: (in_place && index < homes).then_some(RankId(index as u32)),
             memory: PLENTY,
         };
         Problem {

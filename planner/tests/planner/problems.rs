@@ -14,7 +14,7 @@ pub(crate) fn dedicated(weight: u32) -> Slot {
     Slot { weight, head_start: 0, home: None, memory: PLENTY }
 }
 
-pub(crate) fn in_place(rank: u16) -> Slot {
+pub(crate) fn in_place(rank: u32) -> Slot {
     Slot { home: Some(RankId(rank)), ..dedicated(100) }
 }
 
@@ -85,7 +85,7 @@ fn layouts() -> impl Strategy<Value = Layout> {
         })
 }
 
-fn slots(ranks: u16, memory: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<Slot>> {
+fn slots(ranks: u32, memory: impl Strategy<Value = u64>) -> impl Strategy<Value = Vec<Slot>> {
     let weight = prop_oneof![1 => Just(0_u32), 6 => Just(100), 1 => 25_u32..400];
     let head_start = prop_oneof![3 => Just(0_u64), 1 => 0_u64..20_000_000];
     let home = prop::option::of((0..ranks).prop_map(RankId));
@@ -114,7 +114,7 @@ pub(crate) fn problems(
     });
     let costs = prop_oneof![Just(Costs::pairs_only()), Just(Costs::default()), costs];
     layouts().prop_flat_map(move |layout| {
-        let slots = slots(layout.ranks().len() as u16, memory.clone());
+        let slots = slots(layout.ranks().len() as u32, memory.clone());
         let element = prop_oneof![Just(2_u8), Just(4)];
         let lanes = any::<bool>();
         (Just(layout), heads.clone(), element, lanes, slots, costs.clone()).prop_map(
@@ -144,7 +144,7 @@ pub(crate) fn pools() -> impl Strategy<Value = Problem> {
         let ranks = slots.iter().filter(|it| it.1).count() as u32;
         let documents = documents.into_iter().map(causal).collect();
         let layout = Layout::end_to_end(documents, rows.div_ceil(ranks.max(1))).unwrap();
-        let mut homes = (0..layout.ranks().len() as u16).map(RankId);
+        let mut homes = (0..layout.ranks().len() as u32).map(RankId);
         let slot = |(weight, at_home): (u32, bool)| Slot {
             home: if at_home { homes.next() } else { None },
             ..dedicated(weight)

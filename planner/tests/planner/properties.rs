@@ -27,7 +27,7 @@ fn least_tasks(problem: &Problem) -> u64 {
 
 fn assert_memory(problem: &Problem, plan: &Plan) {
     for (slot, it) in problem.slots.iter().enumerate() {
-        let memory = memory_of_slot(problem, plan, SlotId(slot as u16));
+        let memory = memory_of_slot(problem, plan, SlotId(slot as u32));
         assert!(memory.phase == 0 || memory.needed() <= it.memory);
     }
 }
@@ -54,7 +54,7 @@ proptest! {
     fn plans_pass_their_check_and_are_even(problem in problems(Just(PLENTY))) {
         let plan = plan(&problem).unwrap();
         prop_assert_eq!(plan.check(&problem), Ok(()));
-        let loads = (0..problem.slots.len() as u16).map(|slot| plan.load(&problem, SlotId(slot)));
+        let loads = (0..problem.slots.len() as u32).map(|slot| plan.load(&problem, SlotId(slot)));
         let bounds = plan.bounds();
         // Cuts cost tasks that the level does not know.
         let costs = u64::from(problem.costs.task) * plan.tasks().len() as u64;
@@ -123,7 +123,7 @@ proptest! {
             Ok(plan) => {
                 prop_assert_eq!(plan.check(&problem), Ok(()));
                 let loads: Vec<u64> =
-                    (0..problem.slots.len() as u16).map(|it| plan.load(&problem, SlotId(it))).collect();
+                    (0..problem.slots.len() as u32).map(|it| plan.load(&problem, SlotId(it))).collect();
                 let (most, _) = imbalance_at_home(&problem).unwrap();
                 prop_assert_eq!(*loads.iter().max().unwrap(), most);
                 let bounds = plan.bounds();
@@ -205,7 +205,7 @@ proptest! {
         let layout = Layout::new(documents.collect(), ranks.collect());
         if let Ok(layout) = layout {
             let rows: u64 = layout.documents().iter().map(|it| u64::from(it.rows)).sum();
-            let held = (0..layout.ranks().len() as u16).map(|it| u64::from(layout.rank_rows(RankId(it))));
+            let held = (0..layout.ranks().len() as u32).map(|it| u64::from(layout.rank_rows(RankId(it))));
             prop_assert_eq!(held.sum::<u64>(), rows);
         }
     }

@@ -9,10 +9,10 @@ use proptest::prelude::*;
 
 use crate::problems::{PLENTY, causal, dedicated, in_place, pools, problem, problems};
 
-fn executors(problem: &Problem, plan: &Plan, lost: &[u16]) -> Vec<Option<u16>> {
+fn executors(problem: &Problem, plan: &Plan, lost: &[u32]) -> Vec<Option<u32>> {
     let mut alive = vec![true; problem.slots.len()];
     for &slot in lost {
-        alive[usize::from(slot)] = false;
+        alive[slot as usize] = false;
     }
     let next = reassign(problem, plan, &Assignment::planned(plan), &alive).unwrap();
     next.executors().iter().map(|it| it.map(|slot| slot.0)).collect()
@@ -107,7 +107,7 @@ fn by_the_rule(
     current: &Assignment,
     alive: &[bool],
 ) -> Option<Vec<Option<SlotId>>> {
-    let is_alive = |slot: &SlotId| alive[usize::from(slot.0)];
+    let is_alive = |slot: &SlotId| alive[slot.0 as usize];
     let heads = problem.heads;
     let (places, _) = problem.places();
     let cost = |bundle| plan.bundle_cost(problem, bundle);
@@ -117,7 +117,7 @@ fn by_the_rule(
     let (mut loads, mut moved) = (vec![0; alive.len()], Vec::new());
     for (bundle, executor) in (0..).map(BundleId).zip(&executors) {
         match executor {
-            Some(slot) => loads[usize::from(slot.0)] += cost(bundle),
+            Some(slot) => loads[slot.0 as usize] += cost(bundle),
             None => moved.push((Reverse(cost(bundle)), bundle)),
         }
     }
@@ -133,30 +133,29 @@ fn by_the_rule(
                 problem.layout.locate(it.document, rows).map(move |piece| (piece, heads))
             })
             .collect();
-        let fits = |slot: &u16| {
-            let place = places[usize::from(*slot)];
-            let is_cut = |rank: u16| {
-                let (a, b) = (u32::from(rank), place as u32);
+        let fits = |slot: &u32| {
+            let place = places[*slot as usize];
+            let is_cut = |rank: u32| {
+                let (a, b) = (rank, place as u32);
                 problem.links.unreachable.iter().any(|it| *it == (a, b) || *it == (b, a))
             };
             let own = 2 * memory_of_slot(problem, plan, SlotId(*slot)).phase;
-            let reserve = problem.slots[usize::from(*slot)].memory.saturating_sub(own);
-            alive[usize::from(*slot)]
+            let reserve = problem.slots[*slot as usize].memory.saturating_sub(own);
+            alive[*slot as usize]
                 && reserve >= memory_of(problem, plan, bundle).most()
                 && !pieces.iter().any(|it| is_cut(it.0.rank.0))
         };
-        let slots: Vec<u16> = (0..alive.len() as u16).filter(fits).collect();
-        let finish =
-            |slot: u16| problem.slots[usize::from(slot)].finish(loads[usize::from(slot)] + cost);
+        let slots: Vec<u32> = (0..alive.len() as u32).filter(fits).collect();
+        let finish = |slot: u32| problem.slots[slot as usize].finish(loads[slot as usize] + cost);
         let earliest = slots.iter().map(|it| finish(*it)).min()?;
-        let at_home = |slot: u16| {
-            let home = problem.slots[usize::from(slot)].home;
+        let at_home = |slot: u32| {
+            let home = problem.slots[slot as usize].home;
             let here = pieces.iter().filter(|it| Some(it.0.rank) == home);
             here.map(|(piece, heads)| piece.rows.len() * heads).sum::<usize>()
         };
         let early = slots.into_iter().filter(|it| finish(*it) <= earliest + earliest / 16);
         let best = early.min_by_key(|it| (Reverse(at_home(*it)), *it))?;
-        loads[usize::from(best)] += cost;
+        loads[best as usize] += cost;
         executors[bundle.0 as usize] = Some(SlotId(best));
     }
     Some(executors)
@@ -212,7 +211,7 @@ proptest! {
         let mut current = Assignment::planned(&plan);
         for alive in [&first[..], &second[..]] {
             let alive = &alive.iter().copied().cycle().take(problem.slots.len()).collect::<Vec<_>>();
-            let is_alive = |slot: SlotId| alive[usize::from(slot.0)];
+            let is_alive = |slot: SlotId| alive[slot.0 as usize];
             let next = reassign(&problem, &plan, &current, alive).unwrap();
             prop_assert_eq!(&next, &reassign(&problem, &plan, &current, alive).unwrap());
             for (before, after) in current.executors().iter().zip(next.executors()) {
@@ -234,7 +233,7 @@ proptest! {
             return Ok(());
         };
         // Standby slots and slots left empty hold what they can.
-        let working = |slot: usize| plan.bundles_of(SlotId(slot as u16)).next().is_some();
+        let working = |slot: usize| plan.bundles_of(SlotId(slot as u32)).next().is_some();
         let count = (0..problem.slots.len()).filter(|it| working(*it)).count();
         for lost in 0..problem.slots.len() {
             let alive: Vec<bool> =
@@ -254,7 +253,7 @@ fn what_one_of_sixteen_leaves_behind_is_dealt_out_by_kv_head() {
     for (documents, rank_rows, homes) in
         [(16, 1 << 17, false), (16, 1 << 17, true), (48, 1 << 16, false)]
     {
-        let slot = |it: u16| if homes { in_place(it) } else { dedicated(100) };
+        let slot = |it: u32| if homes { in_place(it) } else { dedicated(100) };
         let mut problem =
             problem(vec![causal(rank_rows); documents], rank_rows, (0..16).map(slot).collect());
         problem.heads = cadre_planner::Heads { query: 32, kv: 8, dim: 128 };
@@ -264,7 +263,7 @@ fn what_one_of_sixteen_leaves_behind_is_dealt_out_by_kv_head() {
             let mut loads = [0; 16];
             let of = executors(&problem, &plan, &[lost]);
             for (bundle, slot) in (0..).map(BundleId).zip(of) {
-                loads[usize::from(slot.unwrap())] += plan.bundle_cost(&problem, bundle);
+                loads[slot.unwrap() as usize] += plan.bundle_cost(&problem, bundle);
             }
             let most = *loads.iter().max().unwrap();
             assert!(

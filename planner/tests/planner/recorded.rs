@@ -18,7 +18,7 @@ use serde::de::DeserializeOwned;
 pub(crate) struct Workload {
     pub(crate) name: String,
     pub(crate) tokens_per_rank: u32,
-    pub(crate) num_ranks: u16,
+    pub(crate) num_ranks: u32,
     pub(crate) ranks: Vec<Vec<u32>>,
 }
 

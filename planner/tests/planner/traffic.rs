@@ -26,7 +26,7 @@ fn counts(pulls: &[Pull]) -> Counts {
 
 /// What a slot lacks, by the plan: of the query side, and of keys.
 fn lacks(problem: &Problem, plan: &Plan, slot: SlotId) -> (Counts, Counts) {
-    let home = problem.slots[usize::from(slot.0)].home;
+    let home = problem.slots[slot.0 as usize].home;
     let (mut queries, mut keys) = (Counts::new(), Counts::new());
     for (_, bundle) in plan.bundles_of(slot) {
         let tasks = plan.tasks().iter().filter(|it| plan.bundle(it.bundle) == Some(bundle));
@@ -54,7 +54,7 @@ proptest! {
         let plan = plan(&problem).unwrap();
         let pulls = Pulls::of(&problem, &plan);
         let (mut queries, mut keys) = (0, 0);
-        for slot in (0..problem.slots.len() as u16).map(SlotId) {
+        for slot in (0..problem.slots.len() as u32).map(SlotId) {
             let lacks = lacks(&problem, &plan, slot);
             prop_assert_eq!(&counts(pulls.queries_of(slot)), &lacks.0);
             prop_assert_eq!(&counts(pulls.keys_of(slot)), &lacks.1);
@@ -94,7 +94,7 @@ proptest! {
             prop_assert!(least.link <= bounds.link, "{least:?} {bounds:?}");
         }
         prop_assert!(bounds.least_memory <= bounds.memory, "{:?}", bounds);
-        let needed = (0..problem.slots.len() as u16).map(SlotId);
+        let needed = (0..problem.slots.len() as u32).map(SlotId);
         let needed = needed.filter(|it| plan.bundles_of(*it).next().is_some());
         let needed = needed.map(|it| memory_of_slot(&problem, &plan, it).needed()).max();
         prop_assert_eq!(Some(bounds.memory), needed);

@@ -140,7 +140,7 @@ fn plan_and_print(workload: &Workload, costs: Costs, in_place: bool) -> f64 {
 /// Bytes of queries, keys and values that slots pull from ranks other than their own, forward.
 fn pulled(problem: &Problem, plan: &Plan) -> u64 {
     let away = |slot: SlotId, document, rows| -> u64 {
-        let home = problem.slots[usize::from(slot.0)].home;
+        let home = problem.slots[slot.0 as usize].home;
         let pieces = problem.layout.locate(document, rows);
         pieces.filter(|it| Some(it.rank) != home).map(|it| it.rows.len() as u64).sum()
     };

@@ -263,7 +263,7 @@ impl Draft {
     }
 
     fn slots(&mut self, view: &View) -> Vec<Slot> {
-        let trainers = (0..self.trainers).map(RankId);
+        let trainers = (0..u32::from(self.trainers)).map(RankId);
         let memory = self.trainer_memory;
         let at_home =
             |weight: u32| move |home| Slot { weight, head_start: 0, home: Some(home), memory };
@@ -285,7 +285,7 @@ impl Draft {
             .map(|(index, offer)| Slot {
                 weight: offer.weight,
                 head_start: 0,
-                home: offer.home.map(RankId),
+                home: offer.home.map(|rank| RankId(rank.into())),
                 memory: self.memories.get(&index).copied().unwrap_or(least),
             })
             .collect();

@@ -156,6 +156,7 @@ impl View {
 /// The member that fills a slot with a home: the trainer there, in place or standing by.
 fn at_home(slot: &Slot) -> Option<Member> {
     let RankId(rank) = slot.home?;
+    let rank = rank as u16;
     Some(if slot.is_standby() { Member::Standby(rank) } else { Member::InPlace(rank) })
 }
 
@@ -196,7 +197,7 @@ mod tests {
         let slot = |home: Option<u16>, weight| Slot {
             weight,
             head_start: 0,
-            home: home.map(RankId),
+            home: home.map(|rank| RankId(rank.into())),
             memory: 1,
         };
         let members = view

@@ -53,7 +53,7 @@ pub struct Stretches {
 impl Stretches {
     /// The stretches of a layout whose rows have `kv_heads` KV heads.
     pub(super) fn new(layout: &Layout, kv_heads: u16) -> Self {
-        let ranks = (0..layout.ranks().len() as u16).map(RankId);
+        let ranks = (0..layout.ranks().len() as u32).map(RankId);
         let edges = |rank| {
             let starts = layout.pieces_of(rank).map(|(_, it)| it.local.start);
             starts.chain([layout.rank_rows(rank)]).collect()
@@ -63,7 +63,7 @@ impl Stretches {
 
     /// Where rows that a rank holds lie there, under `kv_heads`. `at` is a stretch, or a part of one.
     pub fn home(&self, at: &Piece, kv_heads: &Range<u16>) -> HeadRows {
-        let edges = &self.edges[usize::from(at.rank.0)];
+        let edges = &self.edges[at.rank.0 as usize];
         let behind = edges.partition_point(|it| *it <= at.local.start);
         let (start, end) = (edges[behind - 1], edges[behind]);
         let distance = u64::from(end - start);
@@ -80,7 +80,7 @@ impl Stretches {
 
     /// Rows of each stretch of a rank, in the order of its stream.
     pub fn rows_of(&self, rank: RankId) -> impl Iterator<Item = usize> + '_ {
-        let edges = self.edges.get(usize::from(rank.0)).map_or(&[][..], Vec::as_slice);
+        let edges = self.edges.get(rank.0 as usize).map_or(&[][..], Vec::as_slice);
         edges.windows(2).map(|it| (it[1] - it[0]) as usize)
     }
 }

@@ -239,14 +239,14 @@ impl Lists {
                     u64::from(rows) * row_bytes(&self.problem, tensor) * whole.kv_heads.len() as u64
                 };
                 let bytes = read(direction).iter().map(bytes).sum();
-                parcels.push(ParcelShape { bundle: index, from: TrainerId(rank.0), bytes });
+                parcels.push(ParcelShape { bundle: index, from: trainer(rank), bytes });
             }
         }
         let works = match direction {
             Direction::Forward => self.forward_works(),
             Direction::Backward => self.backward_works(),
         };
-        let bundles = bundles.iter().map(|it| BundleShape { slot: Slot(it.slot.0) });
+        let bundles = bundles.iter().map(|it| BundleShape { slot: Slot(it.slot.0 as u16) });
         Shape::of_works(bundles.collect(), works, parcels)
     }
 
@@ -255,7 +255,7 @@ impl Lists {
         let bytes = |tensor| row_bytes(&self.problem, tensor);
         for (index, whole) in (0..).map(Bundle).zip(self.plan.bundles()) {
             let row = (bytes(Tensor::O) + bytes(Tensor::OLse)) * whole.kv_heads.len() as u64;
-            let results = |rank: RankId, rows: u32| (TrainerId(rank.0), u64::from(rows) * row);
+            let results = |rank: RankId, rows: u32| (trainer(rank), u64::from(rows) * row);
             let tasks = self.plan.tasks_of(BundleId(index.0));
             if let &[Holding { rank, .. }] = self.holdings.of(index.0 as usize) {
                 let parcel = Parcel(self.holdings.begin(index.0 as usize) as u32);
@@ -281,7 +281,7 @@ impl Lists {
             let kv_heads = whole.kv_heads.len() as u64;
             let (dq, parts) = (bytes(Tensor::DQ) * kv_heads, 2 * bytes(Tensor::DK) * kv_heads);
             let results = self.holdings.of(index.0 as usize).iter().map(|it| {
-                (TrainerId(it.rank.0), u64::from(it.queries) * dq + u64::from(it.keys) * parts)
+                (trainer(it.rank), u64::from(it.queries) * dq + u64::from(it.keys) * parts)
             });
             works.push(index, self.parcels_of(BundleId(index.0)).map(Parcel), results);
         }
@@ -331,6 +331,11 @@ pub struct KeyRows {
     pub local: Range<u32>,
     /// The first one, counted from the bundle's first key.
     pub first: u32,
+}
+
+/// A rank by its name in the protocol. Headers have no more than it can name.
+fn trainer(RankId(rank): RankId) -> TrainerId {
+    TrainerId(rank as u16)
 }
 
 /// Rows `rows` of `tensor` under `kv_heads`.

@@ -79,7 +79,7 @@ fn bytes_of(pieces: &[Piece]) -> u64 {
 }
 
 fn ranks(problem: &Problem) -> impl Iterator<Item = RankId> + use<> {
-    (0..problem.layout.ranks().len() as u16).map(RankId)
+    (0..problem.layout.ranks().len() as u32).map(RankId)
 }
 
 /// Bytes that a work is said to have for each trainer.
@@ -133,7 +133,7 @@ fn landings_hold_what_bundles_read(problem: &Arc<Problem>, plan: &Arc<Plan>, dir
         assert_eq!(used, landing.iter().flatten().count(), "bytes came that nobody reads");
         for (parcel, source) in lists.parcels_of(id).zip(&inputs.sources) {
             let parcel_shape = shape.parcels()[parcel as usize];
-            let expected = (Bundle(id.0), TrainerId(source.rank.0), source.bytes);
+            let expected = (Bundle(id.0), TrainerId(source.rank.0 as u16), source.bytes);
             let of = (parcel_shape.bundle, parcel_shape.from, parcel_shape.bytes);
             assert_eq!(of, expected);
             let (of, found) = lists.parcel(Parcel(parcel), direction);
@@ -195,7 +195,7 @@ fn outputs_reach_their_homes_once(problem: &Arc<Problem>, plan: &Arc<Plan>) {
             go(&lse_pieces, &result(Tensor::OLse), &mut lse);
             let promised = results(&shape, index);
             let bytes = bytes_of(&o_pieces) + bytes_of(&lse_pieces);
-            assert_eq!(bytes, promised.get(&TrainerId(rank.0)).copied().unwrap_or(0));
+            assert_eq!(bytes, promised.get(&TrainerId(rank.0 as u16)).copied().unwrap_or(0));
         }
         assert!(o == whole && lse == whole_lse, "rows of {rank:?} are missing or misplaced");
     }
@@ -232,7 +232,7 @@ fn gradients_reach_their_homes_once(problem: &Arc<Problem>, plan: &Arc<Plan>) {
             *key_rows.entry(id).or_default() += result.part_bytes / row;
             let promised = results(&shape, id.0 as usize);
             let bytes = bytes_of(&result.dq) + 2 * result.part_bytes;
-            assert_eq!(bytes, promised.get(&TrainerId(rank.0)).copied().unwrap_or(0));
+            assert_eq!(bytes, promised.get(&TrainerId(rank.0 as u16)).copied().unwrap_or(0));
         }
         assert!(dq == whole, "dQ of {rank:?} is missing or misplaced");
     }
@@ -304,7 +304,7 @@ prop_compose! {
             }
         }
         let place = |home| Place { weight: 100, head_start: 0, home, memory: 1 << 40 };
-        let at_home = (0..ranks.len() as u16).map(|rank| place(Some(RankId(rank))));
+        let at_home = (0..ranks.len() as u32).map(|rank| place(Some(RankId(rank))));
         let slots = at_home.chain((0..dedicated).map(|_| place(None))).collect();
         let documents = documents.into_iter().map(|it| it.0).collect();
         let layout = Layout::new(documents, ranks).unwrap();

@@ -18,6 +18,9 @@ use crate::turns::Which;
 /// Most plans of a step: each has a shape of the protocol for each direction, and a `u16` numbers the shapes.
 pub(crate) const MAX_PLANS: usize = u16::MAX as usize / 2;
 
+/// Most slots of a job: the protocol numbers them by 16 bits.
+const MOST_SLOTS: usize = u16::MAX as usize;
+
 /// A step with more plans than can be numbered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
@@ -80,6 +83,10 @@ pub(super) fn has_phases(header: &Header) -> Vec<bool> {
 ///
 /// The header has other numbers of costs than of kinds.
 pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, Error> {
+    if header.slots.len() > MOST_SLOTS {
+        let (count, most) = (header.slots.len() as u64, MOST_SLOTS as u64);
+        return Err(Error::TooMany { things: "slots of a job", count, most });
+    }
     let kinds = header.layers.kinds();
     assert_eq!(header.costs.len(), kinds.len(), "each kind of layers has its costs");
     let kinds = || kinds.iter().zip(&header.costs);

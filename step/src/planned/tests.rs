@@ -81,10 +81,10 @@ fn plans_that_no_phase_runs_are_not_made() {
 
 #[test]
 fn a_step_at_home_whose_plans_do_not_fit_together_is_refused_where_it_is_planned() {
-    let slot = |rank| Place {
+    let slot = |rank: u16| Place {
         weight: 100,
         head_start: 0,
-        home: Some(cadre_planner::RankId(rank)),
+        home: Some(cadre_planner::RankId(rank.into())),
         memory: 1 << 30,
     };
     let roomy = Header {

@@ -64,7 +64,7 @@ pub(super) fn ahead<M: Memory>(
     let mut room = place.room(nano.lists.inputs(bundle, direction).bytes)?;
     for parcel in needs {
         let (_, source) = nano.lists.parcel(parcel, direction);
-        if Peer::Trainer(TrainerId(source.rank.0)) == shared.me {
+        if Peer::Trainer(TrainerId(source.rank.0 as u16)) == shared.me {
             let rows = shared.rows.get(&at).expect("own rows stay until the phase is passed");
             for (tensor, pieces) in source.tensors() {
                 place.copy(tensor_of(rows, tensor), pieces, &mut room)?;
@@ -105,7 +105,7 @@ fn own<'a, M: Memory>(
     let Peer::Trainer(TrainerId(me)) = shared.me else { return Some(Vec::new()) };
     let (nano, direction) = planned.nano_of(at.phase);
     let sources = &nano.lists.inputs(bundle, direction).sources;
-    let pieces = sources.iter().filter(|it| it.rank == RankId(me)).flat_map(Source::tensors);
+    let pieces = sources.iter().filter(|it| it.rank == RankId(me.into())).flat_map(Source::tensors);
     let of = |(tensor, pieces): (_, &'a [Piece])| {
         Some((tensor_of(shared.rows.get(&at)?, tensor).clone(), pieces))
     };

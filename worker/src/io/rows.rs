@@ -147,7 +147,7 @@ impl<M: Memory> Rows<M> {
         let planned = Arc::clone(&running.planned);
         let (nano, direction) = planned.nano_of(at.phase);
         let heads = nano.problem.heads;
-        let rows = nano.problem.layout.rank_rows(RankId(self.me.0)) as usize;
+        let rows = nano.problem.layout.rank_rows(RankId(self.me.0.into())) as usize;
         let scalars = rows * usize::from(heads.query);
         let wire = usize::from(wire_bytes(planned.header.wire));
         let wide = scalars * usize::from(heads.dim) * wire;
@@ -246,7 +246,7 @@ impl<M: Memory> Rows<M> {
     ) -> Result<(), device::Error> {
         let planned = Arc::clone(&shared.steps[&at.step].planned);
         let (nano, _) = planned.nano_of(at.phase);
-        let rank = RankId(self.me.0);
+        let rank = RankId(self.me.0.into());
         let open = self.open.get_mut(&at).expect("results are pulled in an open phase");
         let key = |tensor| result_key(at, tensor, work);
         let parts = match &mut open.landing {

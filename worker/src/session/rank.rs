@@ -208,9 +208,9 @@ impl Rank {
         let next = turn.check_submit(phase, direction == phase.direction);
         let (planned, number) = next.map_err(|it| self.out_of_turn(it))?;
         let at = At { step: planned.header.step, phase: number };
-        let sizes = Sizes::of(&planned, phase, RankId(self.me.0));
+        let sizes = Sizes::of(&planned, phase, RankId(self.me.0.into()));
         let nano = &planned.plans[planned.plan_index(phase)];
-        let form = HeadByHead::of(nano, RankId(self.me.0));
+        let form = HeadByHead::of(nano, RankId(self.me.0.into()));
         Ok(Due { planned, at, sizes, form })
     }
 
@@ -265,7 +265,7 @@ impl Rank {
             let (tensor, what) = ("room for results", "is of the other direction".to_owned());
             return Err(self.refuse(self.rows(at.step, phase, tensor, what)));
         }
-        Ok(Sizes::of(planned, phase, RankId(self.me.0)))
+        Ok(Sizes::of(planned, phase, RankId(self.me.0.into())))
     }
 
     /// A phase was waited for.

@@ -170,7 +170,7 @@ impl<M: Memory> Waiting<M> {
             source: Box::new(source),
         };
         let (nano, _) = planned.nano_of(at.phase);
-        let (rank, place) = (RankId(self.me.0), &self.place);
+        let (rank, place) = (RankId(self.me.0.into()), &self.place);
         let form = HeadByHead::of(nano, rank);
         let checked = match (whole.landed, outputs) {
             (
@@ -312,7 +312,7 @@ impl<M: Memory> Waiting<M> {
         let Part { planned, phase, bundle, values } = part;
         let at = At { step: planned.header.step, phase };
         let (nano, _) = planned.nano_of(phase);
-        let new = || Ok(Sums::new(nano, RankId(self.me.0)));
+        let new = || Ok(Sums::new(nano, RankId(self.me.0.into())));
         let sums = self.sums.entry(at).or_insert_with(new);
         if let Ok(it) = sums
             && let Err(why) = it.put((&self.place, nano), bundle, values)

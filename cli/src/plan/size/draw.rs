@@ -218,7 +218,7 @@ impl Drawn {
 
     /// Cost of all attention, forward.
     pub(super) fn work(&self) -> u64 {
-        (0..self.problem.slots.len() as u16)
+        (0..self.problem.slots.len() as u32)
             .map(|slot| self.plan.load(&self.problem, SlotId(slot)))
             .sum()
     }

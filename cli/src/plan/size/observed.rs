@@ -174,7 +174,7 @@ impl Watched {
 
 /// The problem of the same rows with a slot in place at every rank.
 pub(super) fn at_home(problem: &Problem) -> Problem {
-    let ranks = (0..problem.layout.ranks().len() as u16).map(RankId);
+    let ranks = (0..problem.layout.ranks().len() as u32).map(RankId);
     let slot = |rank| Slot { weight: 100, head_start: 0, home: Some(rank), memory: PLENTY };
     Problem { slots: ranks.map(slot).collect(), ..problem.clone() }
 }

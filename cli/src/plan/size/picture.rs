@@ -97,8 +97,8 @@ fn bar(
 fn at_home(drawn: &Drawn) -> Vec<Bar> {
     let problem = &drawn.problem;
     let heads = f64::from(problem.heads.query);
-    let ranks = 0..problem.layout.ranks().len() as u16;
-    let bar = |rank: u16| {
+    let ranks = 0..problem.layout.ranks().len() as u32;
+    let bar = |rank: u32| {
         let pieces = problem.layout.pieces_of(RankId(rank));
         let cost = |(document, piece): (DocumentId, cadre_planner::Piece)| {
             let whole = problem.layout.documents()[document.0 as usize];

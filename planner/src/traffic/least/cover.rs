@@ -124,13 +124,13 @@ pub(super) fn bytes(
     let pieces = problem.layout.pieces_of_document(document);
     if whole.mask != Mask::Causal {
         // Every row that lies at no slot's place goes to one.
-        let away = pieces.iter().filter(|it| slots_at[usize::from(it.rank.0)] == 0);
+        let away = pieces.iter().filter(|it| slots_at[it.rank.0 as usize] == 0);
         let rows: f64 = away.map(|it| f64::from(it.rows.end - it.rows.start)).sum();
         return rows * (query + key);
     }
     let (mut most_own, mut early, mut saved_by_all) = (0.0_f64, 0.0, 0.0);
-    let mut at_rank: Vec<(u16, f64, f64)> = Vec::new();
-    for piece in pieces.iter().filter(|it| slots_at[usize::from(it.rank.0)] > 0) {
+    let mut at_rank: Vec<(u32, f64, f64)> = Vec::new();
+    for piece in pieces.iter().filter(|it| slots_at[it.rank.0 as usize] > 0) {
         let rows = f64::from(piece.rows.end - piece.rows.start);
         let end = f64::from(piece.rows.end);
         let at = at_rank.iter().position(|it| it.0 == piece.rank.0).unwrap_or_else(|| {
@@ -143,8 +143,8 @@ pub(super) fn bytes(
     }
     for (rank, own, saved) in at_rank {
         most_own = most_own.max(own);
-        early += saved * f64::from(slots_at[usize::from(rank)]);
-        saved_by_all += (query + key) * own * f64::from(slots_at[usize::from(rank)]);
+        early += saved * f64::from(slots_at[rank as usize]);
+        saved_by_all += (query + key) * own * f64::from(slots_at[rank as usize]);
     }
     let rows = f64::from(whole.rows);
     let first = ((1.0 + query / key) * most_own).min(rows);

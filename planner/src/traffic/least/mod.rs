@@ -89,7 +89,7 @@ impl All {
         let mut slots_at = vec![0; problem.layout.ranks().len()];
         for slot in problem.slots.iter().filter(|it| !it.is_standby()) {
             if let Some(RankId(rank)) = slot.home {
-                slots_at[usize::from(rank)] += 1;
+                slots_at[rank as usize] += 1;
             }
         }
         let causal = documents.iter().all(|it| it.mask == Mask::Causal);
@@ -104,7 +104,7 @@ impl All {
         let mut covered = 0.0;
         for (document, cover) in (0..).map(DocumentId).zip(&self.covers) {
             match problem.layout.pieces_of_document(document) {
-                [one] if self.slots_at[usize::from(one.rank.0)] > 0 => {}
+                [one] if self.slots_at[one.rank.0 as usize] > 0 => {}
                 _ => covered += cover::bytes(problem, &self.slots_at, document, cover, price),
             }
         }
@@ -201,7 +201,7 @@ impl Sides {
         let mut own = vec![0; layout.ranks().len()];
         for slot in &problem.slots {
             if let Some(RankId(rank)) = slot.home {
-                own[usize::from(rank)] += capacity(slot);
+                own[rank as usize] += capacity(slot);
             }
         }
         let query_heads = i128::from(problem.heads.query);
@@ -235,7 +235,7 @@ impl Sides {
         let longest = layout.documents().iter().map(|it| it.rows).max().unwrap_or(0);
         let (places, _) = problem.places();
         let receivers = problem.slots.iter().zip(&places).filter_map(|(slot, place)| {
-            let rank = slot.home.and_then(|RankId(rank)| ranks.get(usize::from(rank)));
+            let rank = slot.home.and_then(|RankId(rank)| ranks.get(rank as usize));
             let (load, _, spans, edge) = rank.copied().unwrap_or((0, 0, false, 0));
             side(*place, capacity(slot) - load - edge, longest, spans, true)
         });

@@ -270,7 +270,7 @@ fn costs(drawn: &Drawn, executed: &Assignment) -> Vec<Option<f64>> {
         slots.iter().map(|it| (!it.is_standby()).then_some(0)).collect();
     for bundle in (0..drawn.plan.bundles().len() as u32).map(BundleId) {
         if let Some(SlotId(slot)) = executed.executor(bundle) {
-            *loads[usize::from(slot)].get_or_insert(0) +=
+            *loads[slot as usize].get_or_insert(0) +=
                 drawn.plan.bundle_cost(&drawn.problem, bundle);
         }
     }
@@ -292,7 +292,7 @@ fn longest(job: &Job, drawn: &Drawn, executed: &Assignment, decides: (Resource, 
     let (place_of, _) = problem.places();
     let bundles = (0..).map(BundleId).zip(drawn.plan.bundles());
     let here = bundles.filter(|(id, _)| {
-        executed.executor(*id).is_some_and(|it| place_of[usize::from(it.0)] == place)
+        executed.executor(*id).is_some_and(|it| place_of[it.0 as usize] == place)
     });
     here.map(|(_, it)| rows(it.document)).max().unwrap_or(0)
 }

@@ -71,7 +71,7 @@ impl Lost {
                 // pool has a server.
                 let alive: Vec<bool> = (0..)
                     .zip(&drawn.problem.slots)
-                    .map(|(slot, it): (u16, _)| slot >= lost && !it.is_standby())
+                    .map(|(slot, it): (u32, _)| slot >= u32::from(lost) && !it.is_standby())
                     .collect();
                 let planned = Assignment::planned(&drawn.plan);
                 let moved = match reassign(&drawn.problem, &drawn.plan, &planned, &alive) {
@@ -86,7 +86,7 @@ impl Lost {
                     if let Some(slot) = moved.executor(bundle)
                         && planned.executor(bundle) != Some(slot)
                     {
-                        more[usize::from(slot.0)] += drawn.plan.bundle_cost(&drawn.problem, bundle);
+                        more[slot.0 as usize] += drawn.plan.bundle_cost(&drawn.problem, bundle);
                     }
                 }
                 let most = more.into_iter().max().unwrap_or(0) as f64;

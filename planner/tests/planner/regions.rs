@@ -1,0 +1,106 @@
+//! Plans in regions: what they promise on draws, and that every process can make its own part alone.
+
+use std::ops::Range;
+
+use cadre_planner::{
+    DocumentId, Plan, Problem, Pulls, RankSum, Regions, Sent, SlotId, plan_in_regions,
+};
+
+use crate::draws::{Where, draw, links};
+
+const PLACES: [Where; 3] = [Where::InPlace, Where::Dedicated, Where::Mixed];
+/// Slots of a region: so few that even small draws have several.
+const SLOTS: u32 = 8;
+/// How much later than a plan without regions one with regions of 8 slots may finish, as a part of the level. A region of 8
+/// slots beside a document of the size of the whole draw has few documents to even out with.
+const LATER: f64 = 0.025;
+/// Bytes of such plans over those without regions, in the mean of all draws.
+const MORE: f64 = 1.1;
+
+/// Draws: every kind of place, one lane and several, every other one with links that differ.
+fn problems() -> impl Iterator<Item = (String, Problem)> {
+    (500..512).flat_map(|seed| {
+        PLACES.into_iter().flat_map(move |place| {
+            [false, true].map(move |one_lane| {
+                let mut problem = draw(seed, place, one_lane);
+                if seed % 2 == 1 {
+                    problem.links = links(&problem, seed);
+                }
+                (format!("seed {seed}, {place:?}, one lane {one_lane}"), problem)
+            })
+        })
+    })
+}
+
+#[test]
+fn regions_end_together() {
+    let (mut more, mut count) = (0.0, 0.0);
+    for (name, problem) in problems() {
+        let made = plan_in_regions(&problem, SLOTS).unwrap();
+        assert_eq!(made.check(&problem), Ok(()), "{name}");
+        let flat = plan_in_regions(&problem, u32::MAX).unwrap();
+        let late = |it: &Plan| it.bounds().finish as f64 / it.bounds().level as f64;
+        let later = late(&made) - late(&flat);
+        assert!(later <= LATER, "{name}: {later}");
+        more += made.bounds().pulled as f64 / flat.bounds().pulled.max(1) as f64;
+        count += 1.0;
+    }
+    assert!(more / count <= MORE, "bytes {} in the mean", more / count);
+}
+
+/// What a slot computes of documents that do not lie whole at its rank, of the whole plan.
+fn computed(
+    problem: &Problem,
+    made: &Plan,
+    slot: SlotId,
+) -> Vec<(DocumentId, Range<u16>, Range<u32>)> {
+    let home = problem.slots[slot.0 as usize].home;
+    let mut computed: Vec<(DocumentId, Range<u16>, Range<u32>)> = Vec::new();
+    for (bundle, it) in made.bundles_of(slot) {
+        if home.is_some() && problem.layout.holder(it.document) == home {
+            continue;
+        }
+        let mut rows: Vec<Range<u32>> = Vec::new();
+        for task in made.tasks_of(bundle) {
+            match rows.last_mut() {
+                Some(before) if before.end == task.rows.start => before.end = task.rows.end,
+                _ => rows.push(task.rows.clone()),
+            }
+        }
+        computed.extend(rows.into_iter().map(|rows| (it.document, it.kv_heads.clone(), rows)));
+    }
+    computed
+}
+
+#[test]
+fn every_process_makes_its_own_part_of_the_whole_plan() {
+    for (name, problem) in problems().step_by(3) {
+        let made = plan_in_regions(&problem, SLOTS).unwrap();
+        let pulls = Pulls::of(&problem, &made);
+        let regions = Regions::of(&problem.slots, &RankSum::of(&problem), SLOTS);
+        let slots = || (0..problem.slots.len() as u32).map(SlotId);
+        let mut all_sent = 0;
+        for slot in slots() {
+            let part = regions.part(&problem, slot).unwrap();
+            assert_eq!(part.queries, pulls.queries_of(slot), "{name}: {slot:?}");
+            assert_eq!(part.keys, pulls.keys_of(slot), "{name}: {slot:?}");
+            assert_eq!(part.computed, computed(&problem, &made, slot), "{name}: {slot:?}");
+            let home = problem.slots[slot.0 as usize].home;
+            let mut sent = Vec::new();
+            for other in slots().filter(|it| *it != slot) {
+                let of_both = [(true, pulls.keys_of(other)), (false, pulls.queries_of(other))];
+                for (is_keys, rows) in of_both {
+                    let from_here = rows.iter().filter(|it| Some(it.rank) == home);
+                    sent.extend(from_here.map(|it| Sent {
+                        slot: other,
+                        is_keys,
+                        rows: it.clone(),
+                    }));
+                }
+            }
+            assert_eq!(part.sent, sent, "{name}: {slot:?}");
+            all_sent += sent.len();
+        }
+        assert!(all_sent > 0 || problem.slots.iter().all(|it| it.home.is_none()), "{name}");
+    }
+}
