@@ -65,8 +65,8 @@ fn numbers_out_of_range_are_refused() {
     refused(|it| it.slots.clear(), Error::NoSlot);
     let zero = vec![dedicated(0); 2];
     refused(|it| it.slots = zero, Error::NoWeight { slots: 2 });
-    let many = vec![dedicated(100); (1 << 15) + 1];
-    let (count, most) = (many.len() as u64, 1 << 15);
+    let many = vec![dedicated(100); (1 << 20) + 1];
+    let (count, most) = (many.len() as u64, 1 << 20);
     refused(|it| it.slots = many, Error::TooMany { things: "slots", count, most });
     let unknown = Error::UnknownHome { slot: SlotId(1), home: RankId(2), ranks: 2 };
     refused(|it| it.slots[1] = in_place(2), unknown);
