@@ -12,6 +12,7 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a bench reads files and clocks
 
+mod pools;
 #[path = "../tests/planner/recorded.rs"]
 mod recorded;
 
@@ -21,14 +22,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId,
+    Costs, Document, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId,
     Traffic, plan,
 };
 use serde_json::{Value, json};
 
+use crate::pools::{HEADS, Place, pool};
 use recorded::{Record, Workload, records, workloads};
 
-const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
 /// Runs of a workload; the median counts.
 const TURNS: usize = 15;
 /// Runs of a large pool; the least counts.
@@ -69,8 +70,8 @@ fn main() {
 fn pools(lines: &mut Vec<Value>) {
     for (slots, documents) in [(512_u32, 65_536_usize), (2_048, 262_144), (8_192, 1_000_000)] {
         for lanes in [8, 1] {
-            let seconds = [false, true].map(|in_place| {
-                let problem = pool(slots, documents, lanes, in_place);
+            let seconds = [Place::Dedicated, Place::InPlace].map(|place| {
+                let problem = pool(slots, documents, lanes, place, 12_345);
                 let mut seconds: Vec<f64> = (0..POOL_TURNS)
                     .map(|_| {
                         let start = Instant::now();
@@ -89,34 +90,6 @@ fn pools(lines: &mut Vec<Value>) {
                 "ours": dedicated, "peer": in_place, "peer_name": "the same slots in place", "unit": "s",
                 "ratio": in_place / dedicated}));
         }
-    }
-}
-
-fn pool(slots: u32, documents: usize, lanes: u16, in_place: bool) -> Problem {
-    let mut state = 12_345_u64;
-    let mut length = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let uniform = ((state >> 40) as f64 + 1.0) / 16_777_217.0;
-        ((200.0 / uniform.powf(0.8)) as u32).clamp(64, 131_072)
-    };
-    let documents: Vec<Document> =
-        (0..documents).map(|_| Document { rows: length(), mask: Mask::Causal }).collect();
-    let rows: u64 = documents.iter().map(|it| u64::from(it.rows)).sum();
-    let rank_rows = u32::try_from(rows.div_ceil(slots.into())).expect("few rows a rank");
-    let layout = Layout::end_to_end(documents, rank_rows).expect("documents have rows");
-    let ranks = layout.ranks().len();
-    let home = |slot: u32| Some(RankId(slot)).filter(|_| in_place && (slot as usize) < ranks);
-    let slot = |it| Slot { weight: 100, head_start: 0, home: home(it), memory: 1 << 50 };
-    Problem {
-        layout,
-        heads: HEADS,
-        element_bytes: 2,
-        lanes,
-        slots: (0..slots).map(slot).collect(),
-        costs: Costs::pairs_only(),
-        links: Links::equal(),
     }
 }
 

@@ -7,25 +7,21 @@
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a bench writes a file and reads clocks
 
+mod pools;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, RankSum, Regions,
-    SLOTS_OF_A_REGION, Slot, SlotId, plan, plan_in_regions,
+    Plan, Problem, Pulls, RankId, RankSum, Regions, SLOTS_OF_A_REGION, SlotId, plan, plan_in_regions,
 };
 use serde_json::{Value, json};
 
-const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
+use crate::pools::{HEADS, Place, pool};
+
 /// Runs of what takes no more than a second; the least counts.
 const TURNS: usize = 3;
-
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-enum Place {
-    InPlace,
-    Dedicated,
-}
 
 fn main() {
     let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
@@ -156,30 +152,3 @@ fn large(slots: u32, documents: usize, lanes: u16, place: Place, lines: &mut Vec
     }
 }
 
-fn pool(slots: u32, documents: usize, lanes: u16, place: Place, seed: u64) -> Problem {
-    let mut state = seed;
-    let mut length = || {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        let uniform = ((state >> 40) as f64 + 1.0) / 16_777_217.0;
-        ((200.0 / uniform.powf(0.8)) as u32).clamp(64, 131_072)
-    };
-    let documents: Vec<Document> =
-        (0..documents).map(|_| Document { rows: length(), mask: Mask::Causal }).collect();
-    let rows: u64 = documents.iter().map(|it| u64::from(it.rows)).sum();
-    let rank_rows = u32::try_from(rows.div_ceil(slots.into())).expect("few rows a rank");
-    let layout = Layout::end_to_end(documents, rank_rows).expect("documents have rows");
-    let ranks = layout.ranks().len() as u32;
-    let home = |slot: u32| (place == Place::InPlace && slot < ranks).then_some(RankId(slot));
-    let slot = |it| Slot { weight: 100, head_start: 0, home: home(it), memory: 1 << 50 };
-    Problem {
-        layout,
-        heads: HEADS,
-        element_bytes: 2,
-        lanes,
-        slots: (0..slots).map(slot).collect(),
-        costs: Costs::pairs_only(),
-        links: Links::equal(),
-    }
-}

@@ -6,7 +6,6 @@ use std::process::ExitCode;
 use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
-use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::session::{
     Contract, Direction, Ending, Inputs, Kind as Layer, Layers, Lengths, NanoLengths, Next,
@@ -55,13 +54,7 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
         header_wait_seconds: 0.0,
     })?;
     let Next::End(Ending::Completed) = session.begin(1) else { return Err("it goes on".into()) };
-    let message = String::new();
-    session.leave(Outcome {
-        kind: Kind::Completed,
-        message,
-        exit_code: 0,
-        sample: String::new(),
-    })?;
+    session.leave(Outcome::completed())?;
     Ok(ExitCode::SUCCESS)
 }
 

@@ -226,18 +226,12 @@ const MAX_NAMED_WORKS: usize = 1 << 11;
 
 /// Whether a message names more works than fit one.
 fn is_long(message: &Message) -> bool {
-    let works = match message {
-        Message::Finished { works, .. } => works.len(),
-        Message::Ack { acks } | Message::Doorbell { acks, .. } => acks.works.len(),
-        Message::PhaseDone { .. }
-        | Message::Watermark { .. }
-        | Message::Round { .. }
-        | Message::Heartbeat(_)
-        | Message::Pulse { .. }
-        | Message::Suspect { .. }
-        | Message::Unreached { .. }
-        | Message::Leave { .. }
-        | Message::Spare { .. } => 0,
+    let works = if let Message::Finished { works, .. } = message {
+        works.len()
+    } else if let Message::Ack { acks } | Message::Doorbell { acks, .. } = message {
+        acks.works.len()
+    } else {
+        0
     };
     works > MAX_NAMED_WORKS
 }

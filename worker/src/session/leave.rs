@@ -28,6 +28,14 @@ pub struct Outcome {
     pub sample: String,
 }
 
+impl Outcome {
+    /// A good end.
+    pub fn completed() -> Self {
+        let kind = proto::finished::Outcome::Completed;
+        Self { kind, message: String::new(), exit_code: 0, sample: String::new() }
+    }
+}
+
 /// The IO thread of a rank panicked: a bug.
 #[derive(Debug, thiserror::Error)]
 #[error("the io thread of rank {rank} panicked; its log says where")]

@@ -9,7 +9,6 @@ mod framework;
 
 use std::process::ExitCode;
 
-use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::session::{
     Contract, Direction, Ending, Join, Kind as Layer, KvHeads, Layers, Lengths, NanoLengths, Next,
@@ -56,13 +55,7 @@ pub(crate) fn main(is_lent: bool) -> Result<ExitCode, Failure> {
     } else {
         steps(&session, &mut OnHost)?;
     }
-    let message = String::new();
-    session.leave(Outcome {
-        kind: Kind::Completed,
-        message,
-        exit_code: 0,
-        sample: String::new(),
-    })?;
+    session.leave(Outcome::completed())?;
     Ok(ExitCode::SUCCESS)
 }
 
