@@ -15,7 +15,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER};
-use cadre_desired::{Action, Kind, MANAGER, Object, Reference};
+use cadre_desired::{Action, Kind, Object, Reference};
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -28,7 +28,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::json;
 
-use crate::context::Context;
+use crate::context::{Context, MANAGER};
 use crate::error::{Error, is_code};
 
 /// Pods written at the same time for one object.
@@ -52,11 +52,7 @@ where
         Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Pod,
         Action::Delete(which) => which.kind == Kind::Pod,
         Action::Drain { .. } => true,
-        Action::Note { .. }
-        | Action::Scale { .. }
-        | Action::DeleteSelf
-        | Action::Guard
-        | Action::Release => false,
+        Action::Note { .. } | Action::DeleteSelf | Action::Guard | Action::Release => false,
     });
     let no_more_pods = AtomicBool::new(prepared.is_err());
     let mut result = prepared;
@@ -152,7 +148,6 @@ where
                 delete::<ControllerRevision>(client, &namespace, &which).await.map(drop)
             }
         },
-        Action::Scale { replicas } => scale(client, owner, replicas).await,
         Action::DeleteSelf => {
             let name = owner.name_any();
             let which = Reference { kind: Kind::Job, name, uid: owner.uid().unwrap_or_default() };
@@ -242,27 +237,6 @@ where
         Ok(result) => Ok(result.left()),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(Error::api(format!("delete {} {}", T::kind(&()), which.name), error)),
-    }
-}
-
-/// Writes the number of servers, unless the object has changed since it was looked at: somebody else may have written one.
-async fn scale<K>(client: &Client, owner: &K, replicas: u32) -> Result<(), Error>
-where
-    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
-        + Clone
-        + Debug
-        + DeserializeOwned,
-{
-    let version = owner.resource_version();
-    let patch = json!({"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}});
-    let manager = Some(MANAGER.to_owned());
-    let parameters = PatchParams { field_manager: manager, ..PatchParams::default() };
-    let api = Api::<K>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
-    match api.patch_scale(&owner.name_any(), &parameters, &Patch::Merge(patch)).await {
-        Ok(_) => Ok(()),
-        Err(error) if is_code(&error, 404) => Ok(()),
-        Err(error) if is_code(&error, 409) => Err(Error::Stale),
-        Err(error) => Err(Error::api(format!("scale to {replicas} servers"), error)),
     }
 }
 

@@ -15,7 +15,6 @@ use std::sync::{Arc, Mutex, PoisonError};
 use anyhow::Context as _;
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, SERVER_CONTAINER};
 use cadre_crds::{AttentionPool, Readable, TrainingJob};
-use cadre_desired::pool::scale::writes_replicas;
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
@@ -80,7 +79,7 @@ impl Caches {
         let pools: Store<Readable<AttentionPool>> = watch(
             scoped(client, namespace),
             all(),
-            |it| prune_pool(it.metadata_mut()),
+            |it| prune(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
                 // Jobs that wait for this pool, or have just lost it.
@@ -297,15 +296,6 @@ fn prune(meta: &mut ObjectMeta) {
     if let Some(annotations) = &mut meta.annotations {
         annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     }
-}
-
-/// Of a pool it counts who has written the number of its servers.
-fn prune_pool(meta: &mut ObjectMeta) {
-    let written = meta.managed_fields.take();
-    prune(meta);
-    let mut written = written.unwrap_or_default();
-    written.retain(writes_replicas);
-    meta.managed_fields = Some(written);
 }
 
 /// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.

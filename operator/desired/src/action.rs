@@ -39,11 +39,6 @@ pub enum Action {
         /// Its value.
         text: String,
     },
-    /// Write the number of servers of the object itself, through its scale subresource.
-    Scale {
-        /// What `spec.replicas` is to be.
-        replicas: u32,
-    },
     /// Delete an object.
     Delete(Reference),
     /// Delete the object itself that this is about.

@@ -1,21 +1,17 @@
 //! Mode `Auto` replayed against loads: it finds a number and stays, follows a change, shrinks late, goes to 0 and comes
 //! back, and spends a day hardly more than who knows the day before.
 
-#[path = "world/scale.rs"]
-mod scale;
-
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use cadre_crds::contract::{ANNOTATION_INCARNATION, LABEL_REVISION, LABEL_SLOT};
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Scaling, ScalingMode};
-use cadre_desired::pool::{Observed, Report, decide, scale::Memory, status};
-use cadre_desired::{Action, Applied, MANAGER, Object, Settings};
+use cadre_desired::pool::{Observed, Report, decide, scale::Memory};
+use cadre_desired::{Action, Object, Settings};
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
-use scale::scale;
 
 /// Seconds between two looks.
 const LOOK: i64 = 15;
@@ -38,9 +34,6 @@ struct Replay {
     silent: Option<usize>,
     /// Digest of what its servers are made from.
     revision: String,
-    /// Numbers that were written, and servers that were told to leave.
-    written: Vec<u32>,
-    drained: usize,
 }
 
 impl Replay {
@@ -61,30 +54,17 @@ impl Replay {
             has_jobs: false,
             silent: None,
             revision: String::new(),
-            written: Vec::new(),
-            drained: 0,
         };
         replay.revision = replay.revision();
         replay
     }
 
-    /// Another operator leads, and knows what the object says.
+    /// Another operator leads, and knows what the status says.
     fn take_over(&mut self) {
+        let status = self.pool.status.get_or_insert_default();
+        let last = self.memory.decision.take().or(status.last_scale_decision.take());
+        status.last_scale_decision = last;
         self.memory = Memory::default();
-    }
-
-    /// Somebody else writes a number.
-    fn write(&mut self, replicas: u32, manager: &str) {
-        scale(&mut self.pool, replicas, manager, self.second);
-    }
-
-    /// Reason and words of `ScalingActive`.
-    fn told(&self) -> (String, String) {
-        let observed = self.observed(Vec::new(), BTreeMap::new(), None);
-        let now = Timestamp::from_second(self.second).expect("a good second");
-        let told = status(&Applied::new(observed, None), &Settings::default(), now).conditions;
-        let found = told.into_iter().find(|it| it.type_ == "ScalingActive").expect("it is told");
-        (found.reason, found.message)
     }
 
     /// Servers that serve.
@@ -132,7 +112,6 @@ impl Replay {
             | Action::Apply(_)
             | Action::Drain { .. }
             | Action::Note { .. }
-            | Action::Scale { .. }
             | Action::Delete(_)
             | Action::DeleteSelf
             | Action::Guard
@@ -168,23 +147,14 @@ impl Replay {
         let now = Timestamp::from_second(self.second).expect("a good second");
         let (decision, memory) = decide(&observed, &Settings::default(), now);
         for action in decision.actions {
-            if let Action::Drain { reason, .. } = &action {
-                assert_eq!(*reason, "ScaledDown", "nobody is replaced");
-                self.drained += 1;
-            }
-            if let Action::Scale { replicas } = action {
-                assert_ne!(replicas, self.pool.spec.replicas, "a write changes something");
-                self.written.push(replicas);
-                scale(&mut self.pool, replicas, MANAGER, self.second);
+            if let Action::Drain { reason, .. } = action {
+                assert_eq!(reason, "ScaledDown", "nobody is replaced");
             }
         }
         self.memory = memory;
-        // Servers come and go at once.
-        let there = u32::try_from(self.servers.len()).expect("a few");
-        let written = self.pool.metadata.managed_fields.iter().flatten();
-        let is_ours = written.into_iter().any(|it| it.manager.as_deref() == Some(MANAGER));
-        let replicas = self.pool.spec.replicas;
-        let wanted = if is_ours { replicas } else { replicas.max(there) };
+        let told = self.pool.status.as_ref().and_then(|it| it.last_scale_decision.as_ref());
+        let last = self.memory.decision.as_ref().or(told);
+        let wanted = last.map_or(self.pool.spec.replicas, |it| it.to);
         self.servers.resize(wanted as usize, self.second);
         wanted
     }
@@ -328,68 +298,6 @@ proptest! {
         let idle = idle.min(led) as i64 * LOOK;
         prop_assert!(idle < 2 * WINDOW || replay.servers.is_empty(), "idle for {idle} s");
     }
-}
-
-proptest! {
-    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
-
-    #[test]
-    fn a_number_of_somebody_else_takes_no_server_away(
-        (there, foreign) in (0_u32..20, 0_u32..30),
-        load in 0_u64..20_000,
-        takeover in any::<bool>(),
-        noise in any::<u64>(),
-    ) {
-        let mut replay = Replay::new(1, 20, noise);
-        replay.write(there, MANAGER);
-        replay.servers = vec![0; there as usize];
-        replay.look(load);
-        let there = u32::try_from(replay.servers.len()).expect("a few");
-        let drained = replay.drained;
-        replay.write(foreign, "kubectl");
-        if takeover {
-            replay.take_over();
-        }
-        // Fewer than are there are as many as are there; more are what a pool begins with.
-        let begins = foreign.max(there).min(20);
-        prop_assert!(replay.look(load) >= begins, "{foreign} of somebody else, {there} are there");
-        prop_assert!(replay.pool.spec.replicas >= begins);
-        prop_assert_eq!(replay.drained, drained);
-    }
-}
-
-#[test]
-fn who_writes_again_and_again_is_named_and_not_fought() {
-    let mut replay = Replay::new(8, 20, 1);
-    let quiet = |replay: &mut Replay, seconds| assert_eq!(replay.run(4_800, seconds), [8]);
-    quiet(&mut replay, 60);
-    // Now and then, as a manifest that is applied again does.
-    for _ in 0..4 {
-        replay.write(2, "flux");
-        quiet(&mut replay, 2_400);
-        assert_eq!(replay.pool.spec.replicas, 8, "the number is put right");
-    }
-    assert_eq!(replay.written.len(), 4);
-    assert_ne!(replay.told().0, "OthersScale");
-    quiet(&mut replay, 3_600);
-
-    for _ in 0..3 {
-        replay.write(2, "autoscaler");
-        quiet(&mut replay, 60);
-    }
-    let (reason, words) = replay.told();
-    assert_eq!(reason, "OthersScale");
-    assert!(words.starts_with("autoscaler writes spec.replicas again and again"), "{words}");
-    let fights = replay.written.len();
-    for number in [3, 4, 2, 5] {
-        replay.write(number, "autoscaler");
-        quiet(&mut replay, 900);
-    }
-    assert_eq!((replay.written.len(), replay.told().0.as_str()), (fights, "OthersScale"));
-    assert_eq!(replay.drained, 0, "the pool keeps its servers meanwhile");
-    quiet(&mut replay, 3_600);
-    assert_eq!(replay.pool.spec.replicas, 8);
-    assert_ne!(replay.told().0, "OthersScale");
 }
 
 #[test]

@@ -21,12 +21,12 @@ use cadre_crds::contract::FINALIZER;
 use cadre_desired::Settings;
 use serde_json::{Value, json};
 
-use crate::context::{Context, MANAGER};
+use crate::context::Context;
 use crate::control::issuer::Issuer;
 use crate::leader::{self, Patience, Place};
 use crate::metrics::Seen;
 use crate::{controllers, release};
-use server::{Objects, Server, wrote_replicas};
+use server::Server;
 
 /// An operator that leads, until the test ends.
 async fn operator(server: &Server) -> Arc<Context> {
@@ -132,44 +132,6 @@ async fn a_pool_gets_its_servers_tells_of_them_and_shrinks() {
     assert_eq!(left, pods[..1], "the highest slots leave");
     let text = context.metrics.text(&Seen::default());
     assert!(text.contains("cadre_operator_actions_total{action=\"drain\"} 2"), "{text}");
-}
-
-#[tokio::test]
-async fn mode_auto_writes_its_number_as_an_autoscaler_does_and_puts_others_right() {
-    let server = Server::new();
-    let context = operator(&server).await;
-    let mut automatic = pool(0);
-    automatic["spec"]["scaling"] = json!({"mode": "Auto", "min": 3, "max": 5});
-    server.put("attentionpools", "p", &automatic);
-    let written = |all: &Objects<'_>| {
-        let pool = all.get("attentionpools", "p")?;
-        let writers = pool["metadata"]["managedFields"].to_string();
-        (pool["spec"]["replicas"] == 3 && writers.contains(MANAGER)).then(|| pool.clone())
-    };
-    server.until("the number in the spec", written).await;
-    let pods = server
-        .until("three servers", |all| {
-            let pods: Vec<_> = all.of("pods").into_iter().map(name).collect();
-            (pods.len() == 3).then_some(pods)
-        })
-        .await;
-    let other = json!([wrote_replicas("kubectl")]);
-    let change = json!({"spec": {"replicas": 1}, "metadata": {"managedFields": other}});
-    server.put("attentionpools", "p", &change);
-    server.until("the number of those who are there", written).await;
-    server
-        .until("what was done", |all| {
-            let pool = all.get("attentionpools", "p")?;
-            let decision = &pool["status"]["lastScaleDecision"];
-            (decision["from"] == 1 && decision["to"] == 3 && pool["status"]["desired"] == 3)
-                .then_some(())
-        })
-        .await;
-    let left = server.until("servers", |all| Some(all.of("pods").into_iter().map(name).collect()));
-    let left: Vec<String> = left.await;
-    assert_eq!(left, pods, "nobody was told to leave");
-    let text = context.metrics.text(&Seen::default());
-    assert!(text.contains("cadre_operator_actions_total{action=\"scale\"}"), "{text}");
 }
 
 #[tokio::test]

@@ -173,14 +173,6 @@ fn born(namespace: &str, name: &str) -> Value {
     }})
 }
 
-/// What `managedFields` has of who wrote the number of servers.
-pub(crate) fn wrote_replicas(manager: &str) -> Value {
-    json!({
-        "manager": manager, "operation": "Update", "subresource": "scale", "time": "2026-01-01T00:00:00Z",
-        "fieldsType": "FieldsV1", "fieldsV1": {"f:spec": {"f:replicas": {}}},
-    })
-}
-
 /// JSON merge patch, RFC 7396.
 fn merge(object: &mut Value, change: &Value) {
     let Value::Object(change) = change else {
@@ -244,9 +236,7 @@ async fn answered(server: Server, request: Request) -> Response {
         Method::PATCH if applies && server.get(&address).status() == StatusCode::NOT_FOUND => {
             server.create(resource, namespace, &body)
         }
-        Method::PATCH => {
-            server.patch(address, &body, (rest.get(2).copied().unwrap_or_default(), query))
-        }
+        Method::PATCH => server.patch(address, &body, rest.get(2) == Some(&"status")),
         Method::DELETE => server.delete(&address, &body),
         _ => server.get(&address),
     }
@@ -300,7 +290,7 @@ impl Server {
         reply(&self.store(&mut inner, address, object))
     }
 
-    fn patch(&self, address: Address, body: &Value, (part, query): (&str, &str)) -> Response {
+    fn patch(&self, address: Address, body: &Value, of_status: bool) -> Response {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut object) = inner.objects.get(&address).cloned() else { return refuse(404) };
         for field in ["resourceVersion", "uid"] {
@@ -309,19 +299,12 @@ impl Server {
                 return refuse(409);
             }
         }
-        match part {
-            "status" => object["status"] = body["status"].clone(),
-            "scale" if body["spec"]["replicas"] == object["spec"]["replicas"] => {}
-            "scale" => {
-                object["spec"]["replicas"] = body["spec"]["replicas"].clone();
-                let manager = parameter(query, "fieldManager").unwrap_or("unknown");
-                object["metadata"]["managedFields"] = json!([wrote_replicas(manager)]);
-            }
-            _ => merge(&mut object, body),
+        if of_status {
+            object["status"] = body["status"].clone();
+        } else {
+            merge(&mut object, body);
         }
-        let scale = json!({"metadata": object["metadata"], "spec": {"replicas": object["spec"]["replicas"]}});
-        let stored = self.store(&mut inner, address, object);
-        reply(if part == "scale" { &scale } else { &stored })
+        reply(&self.store(&mut inner, address, object))
     }
 
     fn delete(&self, address: &Address, body: &Value) -> Response {

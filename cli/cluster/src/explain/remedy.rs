@@ -65,7 +65,6 @@ const REASONS: [(&str, &str); 32] = [
     ("NoCertificate", "mount ca.crt beside the control service's certificate"),
     ("Imbalanced", "look at the slowest servers in status.worstServers"),
     ("NoReports", "see whether servers are registered; without reports mode Auto keeps its number"),
-    ("OthersScale", "stop who writes spec.replicas, or set spec.scaling.mode to External"),
     (
         "RestartsUsedUp",
         "correct the cause, then raise spec.failurePolicy.maxRestarts, and the job goes on",

@@ -258,7 +258,7 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 }
 
 /// One of the `wanted` servers at a time may be evicted; those that are not ready always may. The number is written out:
-/// the disruption controller would count `maxUnavailable` from `spec.replicas`, which in mode `Auto` somebody else may have written.
+/// the disruption controller would count `maxUnavailable` from `spec.replicas`, which mode `Auto` does not follow.
 pub(crate) fn budget(pool: &AttentionPool, wanted: u32) -> PodDisruptionBudget {
     let least = i32::try_from(wanted.saturating_sub(1)).unwrap_or(i32::MAX);
     PodDisruptionBudget {

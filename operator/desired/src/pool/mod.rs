@@ -142,8 +142,6 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
-    // Who is wanted in this look is who was; the number that is written counts from the next one on.
-    decision.actions.extend(scale.write.map(|replicas| Action::Scale { replicas }));
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
         surroundings(observed, scale.servers, &mut decision.actions);

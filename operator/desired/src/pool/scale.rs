@@ -1,17 +1,11 @@
 //! How many dedicated servers a pool wants.
 //!
-//! In: the spec, the servers' reports and what was recommended before. Out: a number of servers, what is to be written as
-//! `spec.replicas`, and the memory.
+//! In: the spec, the servers' reports and what was recommended before. Out: a number of servers and the memory.
 //!
-//! | mode | servers | who writes `spec.replicas` |
-//! |---|---|---|
-//! | `Fixed`, `External` | `spec.replicas` | somebody else |
-//! | `Auto` | `spec.replicas`, between `min` and `max` | the operator, through the scale subresource, from the load |
-//!
-//! So there is one number, and nothing has to be read from a status. Who has written it stands in the object's
-//! `managedFields`. A number of somebody else in mode `Auto` (a manifest, an autoscaler) never takes servers away: the
-//! operator begins with the servers that are there, and writes their number. Where others write [`RIVAL_WRITES`] times
-//! within [`RIVAL_SECONDS`] it writes no more, and says so, until they have been quiet for as long.
+//! | mode | servers |
+//! |---|---|
+//! | `Fixed`, `External` | `spec.replicas`, whoever writes it |
+//! | `Auto` | from the load, between `min` and `max` |
 //!
 //! `Auto` asks how many servers would be busy for `targetUtilizationPercent` with the work at hand.
 //! It grows when they are busier than a tenth above the target in two looks in a row, by doubling at
@@ -26,19 +20,15 @@
 
 use std::collections::VecDeque;
 
-use cadre_crds::{AttentionPool, ScaleDecision, ScalingMode};
+use cadre_crds::{ScaleDecision, ScalingMode};
 use cadre_planner::servers_for;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ManagedFieldsEntry, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::server::servers;
-use crate::names::MANAGER;
 use crate::pod::{State, state};
 
-/// Writes of others after which `Auto` leaves `spec.replicas` to them, when they came within so many seconds.
-const RIVAL_WRITES: usize = 3;
-const RIVAL_SECONDS: i64 = 3_600;
 /// Looks that are remembered at most; within a window older ones are thinned out.
 const REMEMBERED: usize = 128;
 /// Seconds between two looks at the load.
@@ -57,18 +47,12 @@ pub struct Memory {
     since: Option<i64>,
     /// The last change, until a status tells it.
     pub decision: Option<ScaleDecision>,
-    /// The number of the last look.
-    number: Option<u32>,
-    /// When others wrote another number, the newest last.
-    rivals: VecDeque<i64>,
 }
 
 /// How many servers, and why.
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
     pub(crate) servers: u32,
-    /// What `spec.replicas` is to be from now on, if it is something else.
-    pub(crate) write: Option<u32>,
     pub(crate) memory: Memory,
     pub(crate) again: Option<i64>,
 }
@@ -76,7 +60,7 @@ pub(crate) struct Scale {
 impl Scale {
     /// A pool that is being deleted.
     pub(crate) fn none(observed: &Observed) -> Self {
-        Self { servers: 0, write: None, memory: observed.memory.clone(), again: None }
+        Self { servers: 0, memory: observed.memory.clone(), again: None }
     }
 }
 
@@ -84,19 +68,15 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let scaling = &observed.pool.spec.scaling;
     let replicas = observed.pool.spec.replicas;
     if scaling.mode != ScalingMode::Auto {
-        return Scale { servers: replicas, write: None, memory: Memory::default(), again: None };
+        return Scale { servers: replicas, memory: Memory::default(), again: None };
     }
     let most = scaling.max.unwrap_or(replicas).max(scaling.min);
     let current = decided(observed);
     let mut memory = observed.memory.clone();
     let second = now.as_second();
-    memory.note_rival(&observed.pool, second);
-    memory.number = Some(current);
-    let may_write = !memory.has_rival(second);
-    let write = |wanted: u32| Some(wanted).filter(|it| may_write && *it != replicas);
     let again = Some(LOOK_SECONDS);
     let Some(load) = load_ppm(observed) else {
-        return Scale { servers: current, write: write(current), memory, again };
+        return Scale { servers: current, memory, again };
     };
     let least = least(observed).min(most);
     let busy = load.busy();
@@ -107,7 +87,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let wish = wish.clamp(least, most);
     memory.look(second, wish, i64::from(scaling.scale_down_stabilization_seconds));
     let grown = memory.lacked(second).min(wish);
-    let wanted = if current < least {
+    let servers = if current < least {
         least
     } else if grown > current {
         // Doubling at most: load that was held back shows itself in the next look.
@@ -117,48 +97,24 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     } else {
         memory.sufficed(second, i64::from(scaling.scale_down_stabilization_seconds), current)
     };
-    if write(wanted).is_some() {
+    if servers != current {
         let percent = u32::try_from(busy.unwrap_or(0) / 10_000).unwrap_or(100);
         let reason = if current < least {
             "a job waits for a server".to_owned()
-        } else if wanted > current {
+        } else if servers > current {
             format!("servers were busy for {percent} %, above the target")
-        } else if wanted < current {
-            format!("{wanted} servers sufficed for {} s", scaling.scale_down_stabilization_seconds)
         } else {
-            format!("somebody else wrote {replicas}, or min or max is another")
+            format!("{servers} servers sufficed for {} s", scaling.scale_down_stabilization_seconds)
         };
         memory.decision = Some(ScaleDecision {
             time: Time(now),
-            from: replicas,
-            to: wanted,
+            from: current,
+            to: servers,
             utilization_percent: percent,
             reason,
         });
     }
-    Scale { servers: current, write: write(wanted), memory, again }
-}
-
-/// Whether an entry of a pool's `managedFields` is of somebody who has written `spec.replicas`.
-pub fn writes_replicas(entry: &ManagedFieldsEntry) -> bool {
-    entry.fields_v1.as_ref().is_some_and(|it| it.0.pointer("/f:spec/f:replicas").is_some())
-}
-
-/// Who has written `spec.replicas` as it is.
-fn writers(pool: &AttentionPool) -> impl Iterator<Item = &ManagedFieldsEntry> {
-    pool.metadata.managed_fields.iter().flatten().filter(|it| writes_replicas(it))
-}
-
-fn is_ours(pool: &AttentionPool) -> bool {
-    writers(pool).any(|it| it.manager.as_deref() == Some(MANAGER))
-}
-
-/// Who else writes `spec.replicas`, so that `Auto` does not any more.
-pub(crate) fn rival(observed: &Observed, now: Timestamp) -> Option<&str> {
-    let is_auto = observed.pool.spec.scaling.mode == ScalingMode::Auto;
-    let has_rival = is_auto && observed.memory.has_rival(now.as_second());
-    let name = || writers(&observed.pool).find_map(|it| it.manager.as_deref());
-    has_rival.then(|| name().unwrap_or("somebody"))
+    Scale { servers, memory, again }
 }
 
 /// Servers that a pool has at least: one for a job that is there.
@@ -186,23 +142,18 @@ fn wish(load: u64, busy: u64, target_percent: u32, current: u32) -> u32 {
     current
 }
 
-/// The number of servers: `spec.replicas`. In mode `Auto` between `min` and `max`, and where somebody else has written it at
-/// least as many as there are, or were a look ago.
+/// The number that was decided last: mode `Auto`'s own, before its first decision and in the other
+/// modes the spec's.
 pub(crate) fn decided(observed: &Observed) -> u32 {
     let pool = &observed.pool;
-    let (scaling, replicas) = (&pool.spec.scaling, pool.spec.replicas);
+    let scaling = &pool.spec.scaling;
     if scaling.mode != ScalingMode::Auto {
-        return replicas;
+        return pool.spec.replicas;
     }
-    let most = scaling.max.unwrap_or(replicas).max(scaling.min);
-    let number = if is_ours(pool) {
-        replicas
-    } else {
-        let there = servers(observed).iter().filter(|it| it.stays()).count();
-        let there = u32::try_from(there).unwrap_or(u32::MAX);
-        replicas.max(there).max(observed.memory.number.unwrap_or(0))
-    };
-    number.clamp(scaling.min, most)
+    let told = pool.status.as_ref().and_then(|it| it.last_scale_decision.as_ref());
+    let last = observed.memory.decision.as_ref().or(told);
+    let most = scaling.max.unwrap_or(pool.spec.replicas).max(scaling.min);
+    last.map_or(pool.spec.replicas, |it| it.to).clamp(scaling.min, most)
 }
 
 /// Work at hand.
@@ -253,31 +204,6 @@ pub(crate) fn utilization_ppm(observed: &Observed) -> Option<u32> {
 }
 
 impl Memory {
-    /// Notes when somebody else has written another number than the last look's, once.
-    fn note_rival(&mut self, pool: &AttentionPool, now: i64) {
-        let is_other = self.number.is_some_and(|it| it != pool.spec.replicas);
-        if !is_other || is_ours(pool) {
-            return;
-        }
-        let written = writers(pool).filter_map(|it| Some(it.time.as_ref()?.0.as_second())).max();
-        let written = written.unwrap_or(now);
-        if self.rivals.back().is_none_or(|it| *it < written) {
-            self.rivals.push_back(written);
-        }
-        while self.rivals.len() > RIVAL_WRITES {
-            self.rivals.pop_front();
-        }
-    }
-
-    /// Whether others write again and again.
-    fn has_rival(&self, now: i64) -> bool {
-        let ends = self.rivals.front().zip(self.rivals.back());
-        self.rivals.len() == RIVAL_WRITES
-            && ends.is_some_and(|(first, last)| {
-                last - first <= RIVAL_SECONDS && now < last + RIVAL_SECONDS
-            })
-    }
-
     fn look(&mut self, now: i64, wish: u32, window: i64) {
         self.since.get_or_insert(now);
         // Looks closer together than the window's share of the memory count as one, by their largest.

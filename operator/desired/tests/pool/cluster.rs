@@ -7,7 +7,7 @@ use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, 
 use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, AttentionPoolSpec, UpdateType};
 use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
-use cadre_desired::{Action, Applied, Failure, Kind, MANAGER, Object};
+use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -16,7 +16,6 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::events::words;
-use super::scale::scale;
 use super::world::{Clock, name, on_node, set_phase, settings};
 
 /// Nodes of the cluster; two on each leaf.
@@ -196,9 +195,6 @@ impl World {
                 let served = report.is_some_and(|it| !it.drained);
                 assert!(!served || late, "{} is deleted while it serves", which.name);
                 pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
-            }
-            Action::Scale { replicas } => {
-                scale(&mut self.pool, replicas, MANAGER, self.clock.second)
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {

@@ -3,24 +3,22 @@
 mod cluster;
 mod events;
 mod rollout;
-#[path = "../world/scale.rs"]
-mod scale;
 mod told;
 #[path = "../world/mod.rs"]
 mod world;
 
 use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
-use cadre_crds::{ScalingMode, UpdateType};
+use cadre_crds::{ScaleDecision, ScalingMode, UpdateType};
 use cadre_desired::pool::decide;
 use cadre_desired::{Action, Object, Settings};
 use cluster::{World, image_of};
 use events::{Event, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
-use scale::scale;
 use serde_json::json;
 use world::{end, name, on_node, set_phase, settings};
 
@@ -188,6 +186,13 @@ fn for_tools(world: &World) -> Vec<String> {
 
 #[test]
 fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
+    let decided = |from: u32, to: u32| ScaleDecision {
+        time: Time(Timestamp::UNIX_EPOCH),
+        from,
+        to,
+        utilization_percent: 70,
+        reason: "a test".into(),
+    };
     for (written, auto, expected) in
         [(4, None, 1), (10, Some(3), 1), (2, Some(6), 1), (0, None, 0), (1, None, 1)]
     {
@@ -195,7 +200,7 @@ fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
         if let Some(to) = auto {
             world.pool.spec.scaling.mode = ScalingMode::Auto;
             world.pool.spec.scaling.max = Some(20);
-            world.carry_out(Action::Scale { replicas: to });
+            world.memory.decision = Some(decided(written, to));
         }
         for _ in 0..6 {
             world.calm();
@@ -208,23 +213,25 @@ fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
 }
 
 #[test]
-fn another_mode_goes_on_with_the_number_that_mode_auto_wrote() {
+fn mode_auto_begins_with_the_servers_that_are_there_whatever_it_decided_once() {
     let mut world = World::new(2);
-    let scaling = |world: &mut World, mode, min| {
-        let scaling = &mut world.pool.spec.scaling;
-        (scaling.mode, scaling.min, scaling.max) = (mode, min, Some(20));
+    let scaling = |world: &mut World, mode| {
+        world.pool.spec.scaling.mode = mode;
+        world.pool.spec.scaling.max = Some(20);
         for _ in 0..6 {
             world.calm();
             world.reconcile(usize::MAX);
         }
-        let told = world.pool.status.as_ref().expect("it was reported");
-        (world.pool.spec.replicas, told.ready, told.last_scale_decision.is_some())
+        world.pool.status.as_ref().map(|it| (it.desired, it.last_scale_decision.is_some()))
     };
-    assert_eq!(scaling(&mut world, ScalingMode::Auto, 4), (4, 4, true));
-    assert_eq!(scaling(&mut world, ScalingMode::Fixed, 0), (4, 4, false));
-    scale(&mut world.pool, 1, "kubectl", world.clock.second);
-    assert_eq!(scaling(&mut world, ScalingMode::Fixed, 0), (1, 1, false));
-    assert_eq!(scaling(&mut world, ScalingMode::Auto, 0), (1, 1, false));
+    let time = Time(Timestamp::UNIX_EPOCH);
+    let reason = "a test".to_owned();
+    world.memory.decision =
+        Some(ScaleDecision { time, from: 2, to: 6, utilization_percent: 70, reason });
+    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((6, true)));
+    assert_eq!(scaling(&mut world, ScalingMode::Fixed), Some((2, false)));
+    world.pool.spec.replicas = 4;
+    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((4, false)));
 }
 
 #[test]
