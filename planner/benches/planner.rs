@@ -22,8 +22,7 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId,
-    Traffic, plan,
+    Costs, Document, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId, Traffic, plan,
 };
 use serde_json::{Value, json};
 

@@ -14,11 +14,11 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Plan, Problem, Pulls, RankId, RankSum, Regions, SLOTS_OF_A_REGION, SlotId, plan, plan_in_regions,
+    Plan, Pulls, RankSum, Regions, SLOTS_OF_A_REGION, SlotId, plan, plan_in_regions,
 };
 use serde_json::{Value, json};
 
-use crate::pools::{HEADS, Place, pool};
+use crate::pools::{Place, pool};
 
 /// Runs of what takes no more than a second; the least counts.
 const TURNS: usize = 3;
@@ -151,4 +151,3 @@ fn large(slots: u32, documents: usize, lanes: u16, place: Place, lines: &mut Vec
             "peer_name": "bar", "unit": unit, "ratio": bar / ours}));
     }
 }
-

@@ -84,7 +84,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let is_bad = refused.as_ref().map_or(is_bad, Error::is_bad_input);
     let message = refused.map_or(told, |it| it.to_string());
     let code: u8 = if is_bad { 2 } else { 3 };
-    let exit_code = code.into();
+    let exit_code = code;
     session.leave(Outcome { kind: Kind::Failed, message, exit_code, sample: String::new() })?;
     Ok(ExitCode::from(code))
 }

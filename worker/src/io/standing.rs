@@ -144,7 +144,9 @@ impl Standing {
         self.cancelled = self.cancelled.max(Some(through));
         let step = self.next;
         let open: Vec<_> = self.open.keys().map(|&phase| At { step, phase }).collect();
-        open.into_iter().for_each(|it| self.settle(it));
+        for it in open {
+            self.settle(it);
+        }
     }
 
     /// Lets a phase go that is over.

@@ -133,7 +133,7 @@ fn a_server_in_place_says_whose_rows_it_cannot_pull_as_long_as_that_lasts() {
             match command {
                 Command::Pull { pull, .. } => events.push(Event::Pulled { pull, result }),
                 Command::Send { to: Peer::CONDUCTOR, message: Message::Unreached { trainers } } => {
-                    said.push((millis, trainers))
+                    said.push((millis, trainers));
                 }
                 _ => {}
             }

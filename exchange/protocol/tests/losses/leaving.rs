@@ -23,9 +23,8 @@ fn is_spare(commands: &[Command]) -> bool {
 
 fn publish(conductor: &mut Conductor, now: Nanos, step: u64) -> Fillers {
     let commands = handle(conductor, now, Event::HeaderReady { step, phases: 4 });
-    let fillers = |it: Command| match it {
-        Command::Publish { fillers, .. } => Some(fillers),
-        _ => None,
+    let fillers = |it: Command| {
+        if let Command::Publish { fillers, .. } = it { Some(fillers) } else { None }
     };
     commands.into_iter().find_map(fillers).expect("there is room for a step")
 }

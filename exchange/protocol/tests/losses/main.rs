@@ -275,10 +275,9 @@ fn trainers_that_do_not_reach_each_other_end_the_job_by_their_names() {
                 let from = Peer::Trainer(one);
                 said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
             }
-            let end = said.into_iter().find_map(|it| match it {
-                Command::End(end) => Some((millis, end)),
-                _ => None,
-            });
+            let end = said
+                .into_iter()
+                .find_map(|it| if let Command::End(end) = it { Some((millis, end)) } else { None });
             if end.is_some() {
                 return end;
             }
