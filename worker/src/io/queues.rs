@@ -131,6 +131,8 @@ pub enum Owed {
     Notices,
     /// To compute a work, for others as well.
     Works,
+    /// The same, and the thread computes just now: it is not back before the launch is over, however long that takes.
+    Computing,
 }
 
 /// How much of each.
@@ -163,7 +165,9 @@ impl Counts {
     fn owed(&self) -> Owed {
         let is = |it: &AtomicUsize| it.load(Ordering::SeqCst) > 0;
         let taken = self.taken.load(Ordering::SeqCst);
-        if is(&self.works) || taken == Owed::Works as u8 {
+        if taken == Owed::Computing as u8 {
+            Owed::Computing
+        } else if is(&self.works) || taken == Owed::Works as u8 {
             Owed::Works
         } else if is(&self.notices) || taken == Owed::Notices as u8 {
             Owed::Notices

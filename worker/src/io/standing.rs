@@ -9,6 +9,7 @@
 //!                to say that the step is done: the watermark has passed all of it
 //!                to announce the next step, or that none comes
 //! not its turn:  it waits for results, for a header, for the end of the job
+//!                a launch runs in this thread, which may take longer than the patience
 //! ```
 //!
 //! A rank that waits for others is thus never one that stands still, whatever they wait for. Between the last phase of a step and
@@ -211,6 +212,9 @@ impl Standing {
     }
 
     fn is_its_turn(&self, owed: Owed) -> bool {
+        if owed == Owed::Computing {
+            return false;
+        }
         let untaken = owed > Owed::Nothing;
         match self.told.front() {
             Some(_) if self.open.values().any(|it| !it.is_whole) => untaken,

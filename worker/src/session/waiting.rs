@@ -22,7 +22,7 @@ use super::rows::RowsMut;
 use super::{Next, PhaseAt};
 use crate::compute::{Compute, FLYING, Progress};
 use crate::heads::HeadByHead;
-use crate::io::queues::{Notices, lost};
+use crate::io::queues::{Notices, Owed, lost};
 use crate::io::rows::{Landed, Part, Whole};
 use crate::io::{Handle, Notice, Request};
 use crate::memory::{Memory, Place as _};
@@ -257,7 +257,8 @@ impl<M: Memory> Waiting<M> {
             any = true;
         }
         // Whoever waits for these works waits for this thread, wherever it stands.
-        self.notices.owe(self.compute.owed());
+        let owed = self.compute.owed();
+        self.notices.owe(if owed == Owed::Works { Owed::Computing } else { owed });
         let progress = self.compute.run();
         self.notices.owe(self.compute.owed());
         if let (Progress::Ran, Some(why)) = (progress, self.compute.lost()) {

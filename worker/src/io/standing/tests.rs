@@ -108,6 +108,8 @@ fn who_leaves_what_it_is_told_stands_still_though_it_could_wait() {
     rank.waits();
     // In an all-reduce it takes nothing, however long others are busy.
     assert_eq!(rank.look(10 * PATIENCE, true), None);
+    // A launch may take longer than that: others wait for it, and it is not over sooner.
+    assert_eq!(rank.owing(10 * PATIENCE, Owed::Computing), None);
     let expected = "rank 3 has not said that step 5 is done for 7 s";
     assert_eq!(rank.owing(PATIENCE, Owed::Works), Some(Stands::Still(expected.into())));
 }
@@ -173,6 +175,7 @@ fn who_waits_for_rows_of_works_that_were_planned_for_it_is_not_named_though_its_
     rank.waits();
     rank.whole(5, 0..1);
     rank.waits();
+    assert_eq!(rank.owing(10 * PATIENCE, Owed::Computing), None);
     let expected = format!("rank 3 has not {} for 7 s", turn(1));
     assert_eq!(rank.owing(PATIENCE, Owed::Works), Some(Stands::Still(expected)));
     rank.0.ran(at(0));
