@@ -3,7 +3,7 @@
 //! In: the types of this crate, with the rules and bounds written beside their fields. Out:
 //! [`definitions`], their YAML as the chart ships it, and [`page::markdown`], the API page.
 //!
-//! Of pod templates ([`template`]) that is described which people write most; the rest passes through, and is checked by the
+//! Of pod templates (`template`) that is described which people write most; the rest passes through, and is checked by the
 //! API server when a pod is made from it.
 //!
 //! Every list and text that a rule reads is bounded: the API server refuses rules whose cost it
