@@ -112,6 +112,26 @@ fn a_trainer_that_cannot_be_reached_ends_the_job() {
 }
 
 #[test]
+fn a_trainer_that_is_heard_while_others_are_waited_for_is_not_dead() {
+    let mut conductor = Conductor::new(3, Settings::default(), Nanos(0));
+    let [one, other] = [1, 2].map(|it| Peer::Trainer(TrainerId(it)));
+    for millis in (0..40_000).step_by(50) {
+        let now = ms(millis);
+        let mut commands = handle(&mut conductor, now, Event::Tick);
+        // It refuses links for longer than a suspicion. The other one is silent, so that the job does not end at once.
+        commands.extend(match millis {
+            100..1_400 => handle(&mut conductor, now, Event::Closed(one)),
+            _ => heard(&mut conductor, now, one),
+        });
+        if !(500..1_900).contains(&millis) {
+            commands.extend(heard(&mut conductor, now, other));
+        }
+        let ends = commands.iter().any(|it| matches!(it, Command::End(_)));
+        assert!(!ends, "at {millis} ms: {commands:?}");
+    }
+}
+
+#[test]
 fn trainers_that_go_together_end_the_job_by_all_their_names() {
     let end = |gone: [Option<u64>; 3], refused: bool| {
         let mut conductor = Conductor::new(4, Settings::default(), Nanos(0));
