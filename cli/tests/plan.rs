@@ -150,7 +150,7 @@ fn bad_workloads_and_options_are_refused_by_name() {
     check(&|it| it["ranks"][1][0] = json!(1_u64 << 40), &[], "expected u32");
     check(&|it| it["tokens_per_rank"] = json!(0), &[], "tokens_per_rank is 0");
     check(&|it| it["num_ranks"] = json!(0), &[], "num_ranks is 0");
-    check(&|it| it["num_ranks"] = json!("NaN"), &[], "expected u16");
+    check(&|it| it["num_ranks"] = json!("NaN"), &[], "expected u32");
     check(&|it| *it = json!([]), &[], "w.json");
     check(&|it| it["mask"] = json!("window:0"), &[], "workload w.json: mask \"window:0\" is not");
     check(&|it| it["mask"] = json!(7), &[], "expected a string");

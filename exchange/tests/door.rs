@@ -113,7 +113,7 @@ fn strangers_are_bounded_in_number_and_time() {
     until(&mut [&mut trainer], |nodes| !nodes[0].refusals().is_empty());
     // Only the one that spoke is worth a word; all are gone.
     assert_eq!(trainer.refusals().len(), 1, "{:?}", trainer.refusals());
-    assert!(trainer.refusals()[0].contains("not over in time"));
+    assert!(trainer.refusals()[0].contains("took too long"));
     for stream in &mut knocking {
         assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)), "closed");
     }

@@ -147,7 +147,7 @@ fn links_that_cannot_open_say_why() {
     let silent = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let addresses = [
         (free.to_string(), "refused"),
-        (silent.local_addr().expect("bound").to_string(), "not over in time"),
+        (silent.local_addr().expect("bound").to_string(), "took too long"),
         ("nowhere".to_owned(), "is not IP:PORT"),
     ];
     for (index, (address, reason)) in (0..).zip(&addresses) {

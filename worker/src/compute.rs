@@ -177,7 +177,12 @@ impl<M: Memory> Compute<M> {
     }
 
     fn answer(&mut self, done: Done<M>) {
-        *self.ran.entry(done.work.at()).or_insert(0) += 1;
+        let at = done.work.at();
+        *self.ran.entry(at).or_insert(0) += 1;
+        // Two steps are out at most; of earlier ones nobody asks any more.
+        while self.ran.first_key_value().is_some_and(|it| it.0.step + 1 < at.step) {
+            self.ran.pop_first();
+        }
         self.handle.send(Asked::Ran(done));
     }
 
