@@ -99,12 +99,21 @@ pub enum UcxError {
     },
 }
 
-/// Whether reads over an endpoint are done by network cards alone, by what UCX prints of its lanes.
-pub(crate) fn is_rdma(lanes: &str) -> bool {
-    let reads = |line: &&str| line.contains("lane[") && line.contains("rma");
+/// Whether reads over an endpoint are done by network cards alone, by what UCX prints of it: lanes with what they are for, and
+/// where it does not say so of lanes for reads (1.13 to 1.18, older protocols), a line `get[N]` for each of those.
+pub(crate) fn is_rdma(printed: &str) -> bool {
+    let gets: Vec<_> = printed.lines().filter_map(|it| number(it, "get[")).collect();
+    let reads = |line: &&str| {
+        number(line, "lane[").is_some_and(|it| line.contains("rma") || gets.contains(&it))
+    };
     let is_card = |line: &str| line.contains(":rc_") || line.contains(":dc_");
-    let mut lanes = lanes.lines().filter(reads).peekable();
+    let mut lanes = printed.lines().filter(reads).peekable();
     lanes.peek().is_some() && lanes.all(is_card)
+}
+
+/// The number behind a word of a line, before the closing bracket.
+fn number<'a>(line: &'a str, word: &str) -> Option<&'a str> {
+    line.split_once(word)?.1.split_once(']').map(|it| it.0)
 }
 
 /// Names of the transports and devices in what UCX prints of itself, each once.
@@ -152,6 +161,7 @@ mod tests {
             format!("#      lane[0]:  0:{name}/mlx5_0:1.0 md[0]   -> md[0]/ib/sysdev[0] {uses}\n")
         };
         let end = "#                  rma_bw: mds #\n";
+        let get = "#                  get[0]: 0..<bcopy>..945..<zcopy>..(inf)\n";
         for (lanes, right) in [
             (lane("rc_verbs", "rma#0 am am_bw#0"), true),
             (lane("rc_mlx5", "rma_bw#0") + &lane("dc_mlx5", "rma_bw#1"), true),
@@ -159,6 +169,10 @@ mod tests {
             (lane("rc_verbs", "rma#0") + &lane("tcp", "rma_bw#1"), false),
             (lane("tcp", "am am_bw#0 keepalive"), false),
             (String::new(), false),
+            // As UCX 1.13.1 says it, of lane 0.
+            (lane("rc_verbs", "am am_bw#0") + get, true),
+            (lane("tcp", "am am_bw#0") + get, false),
+            (lane("rc_verbs", "am am_bw#0") + "#    put[0]: 0..<bcopy>..(inf)\n", false),
         ] {
             assert_eq!(is_rdma(&(lanes.clone() + end)), right, "{lanes}");
         }
