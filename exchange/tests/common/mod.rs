@@ -38,7 +38,7 @@ pub(crate) fn sharing() -> Sharing {
     }
 }
 
-/// UCX, over what `CADRE_UCX_OVER` says, or links where this machine has none.
+/// UCX, over what `CADRE_UCX_OVER` says (`rdma`, `tcp`, else shared memory), or links where this machine has none.
 fn ucx() -> Sharing {
     static HERE: LazyLock<bool> = LazyLock::new(|| match cadre_exchange::ucx_here() {
         Ok(_) => true,
@@ -50,10 +50,15 @@ fn ucx() -> Sharing {
     if !*HERE {
         return Sharing::Off;
     }
-    match Transports::asked() {
-        Transports::Rdma | Transports::SharedMemory => Sharing::Ucx(Transports::SharedMemory),
-        Transports::Sockets => Sharing::Ucx(Transports::Sockets),
-    }
+    Sharing::Ucx(match Transports::asked() {
+        Transports::Rdma if !is_rdma() => Transports::SharedMemory,
+        asked => asked,
+    })
+}
+
+/// Whether nodes of UCX take a device for RDMA, which reads without the owner's processor: in the guest of `scripts/rdma`.
+pub(crate) fn is_rdma() -> bool {
+    std::env::var("CADRE_UCX_OVER").as_deref() == Ok("rdma")
 }
 
 /// A provider and what it has reported.
