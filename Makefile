@@ -8,7 +8,7 @@ export PATH := $(PATH):$(HOME)/.cargo/bin
 TARGET := $(or $(CARGO_TARGET_DIR),target)
 
 .DEFAULT_GOAL := help
-.PHONY: help build demo demo-pytorch test lint format kernels image gpu-check cluster bench soak clean
+.PHONY: help build demo demo-pytorch test lint format kernels image gpu-check cluster rdma bench soak clean
 
 help: ## list the targets
 	@echo "Cadre: core attention on a pool of servers. Targets:"
@@ -46,6 +46,9 @@ image: kernels ## write the image (programs, libraries they load) as an OCI layo
 
 cluster: ## build the programs of a test cluster (API server, kubelet, helm, …) from Go modules, once, into the cache
 	@scripts/cluster-tools
+
+rdma: ## rows by RDMA, without a card: boot a small guest that has soft-RoCE, run the suite and jobs there (PARTS="suite job")
+	@scripts/rdma $(PARTS)
 
 gpu-check: ## pack checks, bench and training runs for a GPU into target/gpu-check; run them if one is here
 	@scripts/gpu-check

@@ -22,6 +22,8 @@ mod encrypted;
 mod heads;
 #[path = "train/layers.rs"]
 mod layers;
+#[path = "train/rdma.rs"]
+mod rdma;
 #[path = "train/shared.rs"]
 mod shared;
 #[path = "train/together.rs"]

@@ -3,7 +3,7 @@
 use super::{JOB, Place, Run};
 
 /// Bytes of rows that came to the workers of a run that have left in order: by UCX, by all else.
-fn bytes(run: &Run) -> (u64, u64) {
+pub(super) fn bytes(run: &Run) -> (u64, u64) {
     let logs = run.logs();
     let of = |line: &str, path: &str| -> u64 {
         let (_, rest) = line.split_once(path).expect("all paths are named");
