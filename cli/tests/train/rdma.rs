@@ -67,7 +67,7 @@ fn ended(place: &Place, name: &str, output: &Output) -> Run {
 }
 
 #[test]
-#[ignore = "needs the device of scripts/rdma"]
+#[ignore = "wants the guest of scripts/rdma: make soak PARTS=rdma"]
 fn a_job_over_rdma_has_the_bits_of_tcp_by_the_card_and_loses_servers_as_well() {
     let place = Place::new();
     let (right, by_tcp) = while_it(|| run(&place, "tcp", &["--exchange", "tcp"]).bits());
