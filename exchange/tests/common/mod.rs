@@ -50,10 +50,9 @@ fn ucx() -> Sharing {
     if !*HERE {
         return Sharing::Off;
     }
-    Sharing::Ucx(match Transports::asked() {
-        Transports::Rdma if !is_rdma() => Transports::SharedMemory,
-        asked => asked,
-    })
+    let asked = Transports::asked();
+    let is_unasked = matches!(asked, Transports::Rdma) && !is_rdma();
+    Sharing::Ucx(if is_unasked { Transports::SharedMemory } else { asked })
 }
 
 /// Whether nodes of UCX take a device for RDMA, which reads without the owner's processor: in the guest of `scripts/rdma`.
