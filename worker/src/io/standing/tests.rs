@@ -99,6 +99,7 @@ fn who_leaves_what_it_is_told_stands_still_though_it_could_wait() {
     rank.0.begins(&planned(5));
     rank.0.submitted();
     rank.waits();
+    assert_eq!(rank.owing(10 * PATIENCE, Owed::Computing), None, "a launch may take longer");
     let expected = "rank 3 has not submitted step 5, layer 1, nano-batch 0, forward for 7 s";
     assert_eq!(rank.look(PATIENCE, true), Some(Stands::Still(expected.into())));
     // All its results are here, and others wait for works of it.
