@@ -153,7 +153,7 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
     o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
-    _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
+    _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
 
@@ -216,7 +216,7 @@ def _backward_here(
     on_wire = wide_dout if wire == wide else _as(dout, wire)
     given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
     results = tuple(torch.empty_like(it, dtype=wide) for it in qkv)
-    _native.local_backward((kind, torch.get_num_threads()), lengths, qkv, given, results)
+    _native.local_backward((kind, torch.get_num_threads(), lengths), qkv, given, results)
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
