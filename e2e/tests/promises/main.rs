@@ -62,9 +62,9 @@ const AT_ONCE: usize = 3;
 /// Whether a promise leaves to others what they need.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Company {
-    /// It changes only what is in its namespace.
+    /// The promise changes only what is in its namespace.
     Beside,
-    /// It changes nodes, or who leads.
+    /// The promise changes nodes, or who leads.
     Alone,
 }
 
@@ -131,7 +131,7 @@ const HOPELESS: usize = 4;
 /// Newest lines of a table that are shown.
 const LINES: usize = 60;
 
-/// Those that hold on a cluster of the user, whatever its nodes are.
+/// Promises that hold on a cluster of the user, whatever its nodes are.
 const ANYWHERE: [&str; 4] = [
     "bad_objects_are_refused_in_our_words",
     "the_chart_makes_the_recorded_manifests",

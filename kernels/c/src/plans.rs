@@ -129,7 +129,7 @@ pub unsafe extern "C" fn cadre_forward_plan(
         // SAFETY: the caller's promise.
         let scratch = unsafe { scratch(gpu, workspace) }?;
         let mut plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
-        // Its runs may be captured, which cannot allocate.
+        // Runs of the plan may be captured, which cannot allocate.
         plan.prepare_sinks(&stream)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
