@@ -89,7 +89,7 @@ class Programs:
         return self.work(f"{kind}, {name}", [*prefix, str(pack.program("device-tests")), *words], limit)
 
     def all_of(self, works: list[Work], width: int, end: float) -> Iterator[Ended]:
-        """Those that were not cut off by the end of all."""
+        """Runs that were not cut off by the end of all."""
         for ended in sessions.run(deque(works), width, end):
             if ended.out_of_time:
                 self.report.leave_out(ended.work.name + (", rest" if ended.seconds else ""))

@@ -383,7 +383,7 @@ def flash_attn_varlen_func(
     """FlashAttention 2's function, in its order of arguments. `max_seqlen_q` and `max_seqlen_k` are not needed;
     every result is deterministic. With `return_attn_probs`: O, LSE as `[heads, rows]`, and None in place of
     probabilities. `sinks`: a learnt number a query head, one more key of every row whose value is zero; LSE counts it.
-    `chunk`: documents are cut after so many rows. `layer`: the number of the layer in a tensor, for activation
+    `chunk`: rows after which a document is cut. `layer`: the number of the layer in a tensor, for activation
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
     _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
