@@ -30,7 +30,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
 type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
 
-/// Those of a turn.
+/// Micro-batches of a turn.
 #[derive(FromPyObject)]
 enum MicroBatches {
     One(u16),

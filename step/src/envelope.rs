@@ -86,9 +86,9 @@ pub enum Said {
 /// Whether a trainer's main thread makes the calls that are due.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Stands {
-    /// It has not for too long; the text names the trainer, the call that is due and the time.
+    /// No call for too long; the text names the trainer, the call that is due and the time.
     Still(String),
-    /// It makes its calls again.
+    /// The thread makes its calls again.
     No,
 }
 
@@ -180,7 +180,7 @@ pub struct Lengths {
 pub struct NanoLengths {
     /// The documents that this trainer holds rows of: number in the stream and whole length.
     pub documents: Vec<(u32, u32)>,
-    /// Its rows, in stream order.
+    /// Rows of this trainer, in stream order.
     pub stretches: Vec<Stretch>,
 }
 
