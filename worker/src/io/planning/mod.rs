@@ -1,13 +1,13 @@
-//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, and long words are
-//! read.
+//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, long words are
+//! read, and plans of steps that are over are dropped.
 //!
-//! In: headers, in any order, and long words. Out: for each header that is new and still wanted a [`Request::Planned`], for each
-//! word a [`Request::Read`]. [`Headers`] decides what is done next and is pure; [`done`] does the work; [`start`] gives it a
-//! thread, which ends when nobody can send headers any more.
+//! In: headers, in any order, long words, what nobody needs any more. Out: for each header that is new and still wanted a
+//! [`Request::Planned`], for each word a [`Request::Read`]. [`Backlog`] decides what is done next and is pure; [`done`] does the
+//! work; [`start`] gives it a thread, which ends when nobody can send headers any more.
 //!
 //! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. So nothing
 //! that costs as much as a step has documents is done on the IO thread: it makes no layout, no plan and no first assignment; it
-//! encodes no header and decodes no long word.
+//! encodes no header, decodes no long word and drops none of these.
 
 mod backlog;
 
@@ -21,7 +21,7 @@ use cadre_step::envelope::Said;
 use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
-pub use self::backlog::Headers;
+pub use self::backlog::Backlog;
 use super::conducting::reports::Figures;
 use super::telling::{Encoded, Unread};
 use super::{Line, Request};
@@ -40,6 +40,8 @@ pub enum Wanted {
     Plan(Box<Header>),
     /// What a long word says.
     Read(Box<Unread>),
+    /// What is finished is dropped.
+    Finished(Vec<Finished>),
 }
 
 impl Wanted {
@@ -49,8 +51,28 @@ impl Wanted {
             Self::Making(it) => Some(it.step()),
             Self::Own(it, _) => Some(it.step()),
             Self::Plan(it) => Some(it.step),
-            Self::Read(_) => None,
+            Self::Read(_) | Self::Finished(_) => None,
         }
+    }
+}
+
+/// A header or plan that nobody needs any more. To free it takes as long as it has documents.
+pub struct Finished(Box<dyn Send>);
+
+impl Finished {
+    /// Takes it over.
+    pub fn new(it: impl Send + 'static) -> Self {
+        Self(Box::new(it))
+    }
+
+    fn free(self) {
+        drop(self.0);
+    }
+}
+
+impl std::fmt::Debug for Finished {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Finished")
     }
 }
 
@@ -136,13 +158,17 @@ impl Drop for Guard {
     }
 }
 
-/// Makes a header; plans a step, and places its bundles; or reads a word.
+/// Makes a header; plans a step, and places its bundles; reads a word; or drops what is finished.
 pub fn done(wanted: Wanted) -> Request {
     match wanted {
         Wanted::Making(it) => Request::Made(Box::new(it.make())),
         Wanted::Own(it, trainers) => Request::Planned(Box::new(own(it.header(), trainers))),
         Wanted::Plan(it) => Request::Planned(Box::new(ready(*it))),
         Wanted::Read(it) => Request::Read(Box::new(it.read())),
+        Wanted::Finished(all) => {
+            all.into_iter().for_each(Finished::free);
+            Request::Freed
+        }
     }
 }
 
@@ -190,6 +216,24 @@ mod tests {
         let nowhere =
             Header { slots: Vec::new(), fillers: Vec::<Option<Member>>::new(), ..header(5) };
         assert!(matches!(ready(nowhere), Err(Error::Plan(_))));
+    }
+
+    #[test]
+    fn what_is_finished_is_dropped_by_the_planning_thread() {
+        struct Named(SyncSender<Option<String>>);
+
+        impl Drop for Named {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            }
+        }
+
+        let (handle, requests) = Handle::<HostRows>::channel(Waker::new().unwrap());
+        let plans = start(handle.line()).unwrap();
+        let (dropped, by) = sync_channel(1);
+        plans.send(Wanted::Finished(vec![Finished::new(Named(dropped))])).unwrap();
+        assert!(matches!(requests.recv(), Ok(Asked::For(Request::Freed))));
+        assert_eq!(by.recv().unwrap().as_deref(), Some("plan"));
     }
 
     #[test]
