@@ -83,7 +83,9 @@ impl<P: Exchange> Io<P> {
             }
             Request::StepDone(done) => {
                 if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
-                    it.standing.done();
+                    if let Some(over) = it.standing.done() {
+                        shared.finish(over);
+                    }
                     shared.tell_conductor(Said::StepDone(done));
                 }
                 shared.tracer.flush();
@@ -98,6 +100,7 @@ impl<P: Exchange> Io<P> {
             Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
             Request::Read(read) => self.read(*read),
+            Request::Freed => self.freed(),
         }
     }
 

@@ -52,7 +52,7 @@ use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 use self::conducting::Conducting;
 use self::exchange::Exchange;
 use self::load::Load;
-use self::planning::{Headers, Plans, Ready};
+use self::planning::{Backlog, Plans, Ready};
 use self::probe::Probing;
 pub use self::queues::{Handle, Line};
 use cadre_step::conduct::{self, Made};
@@ -124,6 +124,8 @@ pub enum Request {
     Planned(Box<Result<Ready, planning::Error>>),
     /// A long word was read.
     Read(Box<Read>),
+    /// What was finished is dropped.
+    Freed,
 }
 
 /// What the threads that compute are told.
@@ -203,7 +205,7 @@ pub struct Io<P: Exchange> {
     outlets: Outlets<P::Memory>,
     plans: Plans,
     load: Load,
-    headers: Headers,
+    backlog: Backlog,
     /// Peers whose link is known to be broken: further tries are not worth a line each.
     down: BTreeSet<PeerId>,
     /// Why somebody was turned away so far; each is told once.
@@ -303,7 +305,7 @@ impl<P: Exchange> Io<P> {
             outlets,
             plans,
             load,
-            headers: Headers::default(),
+            backlog: Backlog::default(),
             down: BTreeSet::new(),
             turned_away: BTreeSet::new(),
             draining: None,

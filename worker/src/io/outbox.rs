@@ -76,11 +76,15 @@ impl<P: Exchange> Io<P> {
                 }
             }
             Output::Plan(wanted) => {
-                self.headers.own(wanted);
+                self.backlog.own(wanted);
                 self.plan();
             }
             Output::Read(unread) => {
-                self.headers.read(unread);
+                self.backlog.read(unread);
+                self.plan();
+            }
+            Output::Finished(finished) => {
+                self.backlog.finish(finished);
                 self.plan();
             }
             Output::Report(report) => self.say(*report),
@@ -120,8 +124,11 @@ impl<P: Exchange> Io<P> {
         // Trainer and server end a step on the same watermark, but each in its own time.
         let served = self.server.as_ref().is_some_and(|it| it.holds(step));
         let trained = self.trainer.as_ref().is_some_and(|it| it.runs(step));
-        if !served && !trained {
-            self.shared.steps.remove(&step);
+        if !served
+            && !trained
+            && let Some(over) = self.shared.steps.remove(&step)
+        {
+            self.shared.finish(over);
         }
     }
 

@@ -11,7 +11,7 @@ use cadre_control::proto;
 use cadre_protocol::{At, End, Message, PullId, PullResult};
 use cadre_step::envelope::{Ending, Said};
 
-use super::planning::{Ready, Wanted};
+use super::planning::{Finished, Ready, Wanted};
 use super::rows::{Part, Whole};
 use super::tasks::Planned;
 use super::telling::Unread;
@@ -56,6 +56,8 @@ pub enum Output<M: Memory> {
     Plan(Wanted),
     /// A long word that is to be read.
     Read(Box<Unread>),
+    /// What is to be dropped beside the IO thread.
+    Finished(Finished),
     /// What the controller is told.
     Report(Box<proto::WorkerMessage>),
     /// The conductor says that no step follows.

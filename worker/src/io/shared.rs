@@ -26,6 +26,7 @@ use self::pulls::Group;
 use super::clock::Clock;
 use super::exchange::Exchange;
 use super::output::{Output, Outputs, Side};
+use super::planning::Finished;
 use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
 use crate::trace::Tracer;
@@ -186,6 +187,11 @@ impl<P: Exchange> Shared<P> {
     /// A machine's pull ended; it is told when its turn comes.
     pub fn ended(&mut self, side: Side, pull: PullId, result: PullResult) {
         self.outputs.put(Output::Pulled(side, pull, result));
+    }
+
+    /// A header or plan that this side needs no more: the planning thread drops it.
+    pub fn finish(&mut self, it: impl Send + 'static) {
+        self.outputs.put(Output::Finished(Finished::new(it)));
     }
 
     /// This process can move nothing more.

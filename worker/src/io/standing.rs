@@ -164,14 +164,15 @@ impl Standing {
         self.passed = self.passed.max(Some(step));
     }
 
-    /// It has said that its step is done.
-    pub fn done(&mut self) {
-        self.told.pop_front();
+    /// It has said that its step is done. Out: that step, which is not looked at any more.
+    pub fn done(&mut self) -> Option<Arc<PlannedStep>> {
+        let over = self.told.pop_front();
         self.next += 1;
         self.submitted = 0;
         self.open.clear();
         self.ran = self.ran.split_off(&At::new(self.next, 0));
         self.called();
+        over
     }
 
     /// It is at work elsewhere, and may be for so long from now on until its next call; for no less than without these words.

@@ -2,15 +2,18 @@
 
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
+use std::sync::Weak;
 use std::sync::mpsc::sync_channel;
 
 use cadre_control::proto::{ControllerMessage, controller_message::Message};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
+use cadre_protocol::{Settings, TrainerId};
 use cadre_step::header::Header;
 
 use super::clock::Clock;
 use super::queues::{Notices, notices};
 use super::shared::peer_of;
+use super::standing::Standing;
 use super::*;
 use crate::memory::HostRows;
 use crate::trace::Tracer;
@@ -77,6 +80,48 @@ fn a_worker_that_would_compute_other_bits_than_the_header_promises_refuses_it() 
         // The work of a server goes to others; a rank's job ends.
         assert_eq!(io.ended.is_some(), me.role == cadre_exchange::Role::Trainer);
     }
+}
+
+/// What the planning thread is given, one after the other, until nothing is left.
+fn given(io: &mut Io<Tcp>, planned: &Receiver<planning::Wanted>) -> Vec<planning::Wanted> {
+    let mut all = Vec::new();
+    loop {
+        while io.settle() == Settled::Some {}
+        let Ok(wanted) = planned.try_recv() else { return all };
+        all.push(wanted);
+        io.asked(Request::Freed.into());
+    }
+}
+
+/// A trainer without peers, in a step.
+fn in_a_step() -> (Io<Tcp>, Notices<HostRows>, Receiver<planning::Wanted>, Weak<PlannedStep>) {
+    let (mut io, told, planned) = io(PeerId::trainer(0, 0), None);
+    let (me, settings, now) = (TrainerId(0), Settings::default(), io.shared.now());
+    let standing = Standing::new((me, 0), [Nanos(u64::MAX); 2], now);
+    io.trainer = Some(Rows::new(me, settings, standing, now));
+    let header = serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let ready = match planning::done(planning::Wanted::Plan(Box::new(header))) {
+        Request::Planned(ready) => ready.unwrap(),
+        other => panic!("{other:?}"),
+    };
+    let plan = Arc::downgrade(&ready.planned);
+    io.begin(ready);
+    (io, told, planned, plan)
+}
+
+#[test]
+fn the_plan_of_a_step_that_is_over_is_not_freed_by_the_io_thread() {
+    let (mut io, told, planned, plan) = in_a_step();
+    assert!(matches!(told.try_recv(), Ok(Notice::Step(_))));
+    io.asked(Request::StepDone(StepDone::default()).into());
+    io.trainer = None;
+    io.shared.outputs.put(output::Output::Over(0));
+    let given = given(&mut io, &planned);
+    assert!(io.shared.steps.is_empty());
+    assert!(given.iter().all(|it| matches!(it, planning::Wanted::Finished(_))));
+    assert!(plan.strong_count() > 0, "its last owner is the planning thread");
+    given.into_iter().for_each(|it| drop(planning::done(it)));
+    assert_eq!(plan.strong_count(), 0);
 }
 
 #[test]

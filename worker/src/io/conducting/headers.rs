@@ -74,6 +74,9 @@ impl Conducting {
             return self.proceed(shared);
         }
         let made = made.map_err(|it| it.to_string()).and_then(|it| {
+            if let Some(before) = self.draft.header.take() {
+                shared.finish(before);
+            }
             self.draft.made(it.header);
             self.misses_a_fault().map_or(Ok(it.phases), Err)
         });

@@ -86,7 +86,7 @@ impl Conducting {
     fn over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
         if let Some(published) = self.published.remove(&step) {
             let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
-            let Published { planned, figures, ready: _, encoded: _, word: _, done, servers } =
+            let Published { planned, figures, ready, encoded: _, word: _, done, servers } =
                 published;
             let done: Vec<_> = done.into_values().collect();
             let servers = servers.into_values().collect();
@@ -103,6 +103,7 @@ impl Conducting {
                 report.seconds
             );
             shared.outputs.report(report);
+            shared.finish((planned, ready));
         }
     }
 

@@ -116,7 +116,7 @@ impl<P: Exchange> Io<P> {
                 if let Some(reason) = self.foreign(&header) {
                     return self.give_up(reason, true);
                 }
-                self.headers.came(header);
+                self.backlog.came(header);
                 self.plan();
             }
             Said::Addresses(servers) => {

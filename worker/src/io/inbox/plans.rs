@@ -1,4 +1,4 @@
-//! What the planning thread has done: headers that were made or planned, long words that were read.
+//! What the planning thread has done: headers that were made or planned, long words that were read, what it dropped.
 //!
 //! In: its results. Out: what it does next, and steps that begin in every machine.
 
@@ -14,9 +14,9 @@ use crate::io::telling::Read;
 use crate::io::{Io, Notice};
 
 impl<P: Exchange> Io<P> {
-    /// Has the next header planned, unless one is.
+    /// Has the planning thread do what comes next, unless it does something.
     pub(in crate::io) fn plan(&mut self) {
-        let Some(wanted) = self.headers.take() else { return };
+        let Some(wanted) = self.backlog.take() else { return };
         if self.plans.try_send(wanted).is_err() {
             self.fail("the planning thread ended".into(), false);
         }
@@ -24,7 +24,7 @@ impl<P: Exchange> Io<P> {
 
     /// A long word was read.
     pub(super) fn read(&mut self, read: Read) {
-        self.headers.done();
+        self.backlog.done();
         let from = read.from();
         match self.shared.read(read) {
             Ok(told) => self.told_all(from, told),
@@ -33,9 +33,15 @@ impl<P: Exchange> Io<P> {
         self.plan();
     }
 
+    /// What was finished is dropped.
+    pub(super) fn freed(&mut self) {
+        self.backlog.done();
+        self.plan();
+    }
+
     /// The conductor's next header was made.
     pub(super) fn made(&mut self, made: Result<Made, conduct::Error>) {
-        self.headers.done();
+        self.backlog.done();
         if let Some(it) = &mut self.conductor {
             it.made(&mut self.shared, made);
         }
@@ -44,7 +50,7 @@ impl<P: Exchange> Io<P> {
 
     /// A header was planned.
     pub(super) fn planned(&mut self, planned: Result<Ready, planning::Error>) {
-        let step = self.headers.done();
+        let step = self.backlog.done();
         match (&mut self.conductor, planned) {
             (Some(it), planned) if it.is_publishing(step) => it.planned(&mut self.shared, planned),
             (_, Ok(ready)) => self.begin(ready),
@@ -69,7 +75,7 @@ impl<P: Exchange> Io<P> {
         if let (None, Some(it)) = (&self.trainer, &self.server)
             && it.passed(step.last())
         {
-            return;
+            return self.shared.finish((planned, first, step));
         }
         self.shared.begin(Arc::clone(&planned), first);
         if let Some(it) = &mut self.server {

@@ -159,7 +159,10 @@ impl Job {
             match output {
                 Output::Plan(wanted) => self.plan = Some(wanted),
                 Output::Begin(ready) => self.begin.push(*ready),
-                Output::Message(_) | Output::Conductor(_) | Output::Report(_) => {}
+                Output::Message(_)
+                | Output::Conductor(_)
+                | Output::Report(_)
+                | Output::Finished(_) => {}
                 other => panic!("{other:?}"),
             }
         }

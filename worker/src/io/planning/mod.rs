@@ -1,26 +1,27 @@
-//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, and long words are
-//! read.
+//! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, long words are
+//! read, and plans of steps that are over are dropped.
 //!
-//! In: headers, in any order, and long words. Out: for each header that is new and still wanted a [`Request::Planned`], for each
-//! word a [`Request::Read`]. [`Headers`] decides what is done next and is pure; [`done`] does the work; [`start`] gives it a
-//! thread, which ends when nobody can send headers any more.
+//! In: headers, in any order, long words, what nobody needs any more. Out: for each header that is new and still wanted a
+//! [`Request::Planned`], for each word a [`Request::Read`]. [`Backlog`] decides what is done next and is pure; [`done`] does the
+//! work; [`start`] gives it a thread, which ends when nobody can send headers any more.
 //!
 //! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. So nothing
 //! that costs as much as a step has documents is done on the IO thread: it makes no layout, no plan and no first assignment; it
-//! encodes no header and decodes no long word.
+//! encodes no header, decodes no long word and drops none of these.
 
-use std::collections::{BTreeMap, BTreeSet, VecDeque};
+mod backlog;
+
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
 
 use cadre_planner::Assignment;
-use cadre_protocol::conductor::LIVE_STEPS;
 use cadre_protocol::{PeerId, Step, alive};
 use cadre_step::conduct::{Filled, Making};
 use cadre_step::envelope::Said;
 use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
+pub use self::backlog::Backlog;
 use super::conducting::reports::Figures;
 use super::telling::{Encoded, Unread};
 use super::{Line, Request};
@@ -39,6 +40,8 @@ pub enum Wanted {
     Plan(Box<Header>),
     /// What a long word says.
     Read(Box<Unread>),
+    /// What is finished is dropped.
+    Finished(Vec<Finished>),
 }
 
 impl Wanted {
@@ -48,8 +51,28 @@ impl Wanted {
             Self::Making(it) => Some(it.step()),
             Self::Own(it, _) => Some(it.step()),
             Self::Plan(it) => Some(it.step),
-            Self::Read(_) => None,
+            Self::Read(_) | Self::Finished(_) => None,
         }
+    }
+}
+
+/// A header or plan that nobody needs any more. To free it takes as long as it has documents.
+pub struct Finished(Box<dyn Send>);
+
+impl Finished {
+    /// Takes it over.
+    pub fn new(it: impl Send + 'static) -> Self {
+        Self(Box::new(it))
+    }
+
+    fn free(self) {
+        drop(self.0);
+    }
+}
+
+impl std::fmt::Debug for Finished {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Finished")
     }
 }
 
@@ -87,92 +110,6 @@ pub enum Error {
     /// The protocol refuses the lists: a bug of the lowering.
     #[error(transparent)]
     Lists(#[from] cadre_protocol::StepError),
-}
-
-/// The headers of a process. So many steps are live as [`LIVE_STEPS`] says: what is older than the newest ones is over, so its header
-/// is not planned any more.
-#[derive(Debug, Default)]
-pub struct Headers {
-    /// Of the steps that may be live, those whose headers came.
-    known: BTreeSet<u64>,
-    /// Those of them that are not planned yet.
-    waiting: BTreeMap<u64, Wanted>,
-    /// The conductor's next one, which is to be made.
-    making: Option<Box<Making>>,
-    /// Words that are to be read, of each peer one.
-    unread: VecDeque<Box<Unread>>,
-    doing: Doing,
-}
-
-/// What the thread is doing.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
-enum Doing {
-    #[default]
-    Nothing,
-    /// It reads a word.
-    Word,
-    /// It makes or plans the header of a step.
-    Header(u64),
-}
-
-impl Headers {
-    /// A header came, of whichever live step: a server that joins late hears of the newer one first. One that is known, or of a step that
-    /// is over, changes nothing.
-    pub fn came(&mut self, header: Box<Header>) {
-        self.wait(Wanted::Plan(header));
-    }
-
-    /// The conductor's own: of the same step again where other fillers are tried.
-    pub fn own(&mut self, wanted: Wanted) {
-        match wanted {
-            Wanted::Making(it) => self.making = Some(it),
-            Wanted::Own(..) | Wanted::Plan(_) => {
-                if let Some(step) = wanted.step() {
-                    self.known.remove(&step);
-                }
-                self.wait(wanted);
-            }
-            Wanted::Read(unread) => self.read(unread),
-        }
-    }
-
-    /// A long word came.
-    pub fn read(&mut self, unread: Box<Unread>) {
-        self.unread.push_back(unread);
-    }
-
-    fn wait(&mut self, wanted: Wanted) {
-        let Some(step) = wanted.step() else { return };
-        let newest = self.known.last().copied().max(Some(step)).unwrap_or_default();
-        let is_over = |step: u64| newest - step >= LIVE_STEPS as u64;
-        if is_over(step) || !self.known.insert(step) {
-            return;
-        }
-        self.waiting.insert(step, wanted);
-        self.known.retain(|it| !is_over(*it));
-        self.waiting.retain(|it, _| !is_over(*it));
-    }
-
-    /// What is to be done now, if anything is.
-    pub fn take(&mut self) -> Option<Wanted> {
-        if self.doing != Doing::Nothing {
-            return None;
-        }
-        // Words take little, and others wait behind them.
-        let word = self.unread.pop_front().map(Wanted::Read);
-        let header = || self.waiting.pop_first().map(|it| it.1);
-        let wanted = word.or_else(header).or_else(|| self.making.take().map(Wanted::Making))?;
-        self.doing = wanted.step().map_or(Doing::Word, Doing::Header);
-        Some(wanted)
-    }
-
-    /// What was taken is done. Which step it was of, if of any.
-    pub fn done(&mut self) -> Option<u64> {
-        match std::mem::take(&mut self.doing) {
-            Doing::Header(step) => Some(step),
-            Doing::Nothing | Doing::Word => None,
-        }
-    }
 }
 
 /// Starts the thread; its answers go to `back`.
@@ -221,13 +158,17 @@ impl Drop for Guard {
     }
 }
 
-/// Makes a header; plans a step, and places its bundles; or reads a word.
+/// Makes a header; plans a step, and places its bundles; reads a word; or drops what is finished.
 pub fn done(wanted: Wanted) -> Request {
     match wanted {
         Wanted::Making(it) => Request::Made(Box::new(it.make())),
         Wanted::Own(it, trainers) => Request::Planned(Box::new(own(it.header(), trainers))),
         Wanted::Plan(it) => Request::Planned(Box::new(ready(*it))),
         Wanted::Read(it) => Request::Read(Box::new(it.read())),
+        Wanted::Finished(all) => {
+            all.into_iter().for_each(Finished::free);
+            Request::Freed
+        }
     }
 }
 
@@ -257,80 +198,10 @@ mod tests {
     use super::*;
     use crate::memory::HostRows;
 
-    fn header(step: u64) -> Header {
+    pub(super) fn header(step: u64) -> Header {
         let any: Header =
-            serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+            serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
         Header { step, ..any }
-    }
-
-    fn come(headers: &mut Headers, step: u64) {
-        headers.came(Box::new(header(step)));
-    }
-
-    fn steps(headers: &mut Headers) -> Vec<u64> {
-        let mut steps = Vec::new();
-        while let Some(wanted) = headers.take() {
-            assert!(headers.take().is_none(), "one is planned at a time");
-            assert_eq!(headers.done(), wanted.step());
-            steps.extend(wanted.step());
-        }
-        steps
-    }
-
-    #[test]
-    fn a_header_is_planned_once_however_often_it_comes() {
-        let mut headers = Headers::default();
-        // Before it was planned, while it is, and after.
-        come(&mut headers, 3);
-        come(&mut headers, 3);
-        let first = headers.take().unwrap();
-        come(&mut headers, 3);
-        come(&mut headers, 4);
-        assert!(headers.take().is_none());
-        assert_eq!(headers.done(), first.step());
-        come(&mut headers, 3);
-        come(&mut headers, 4);
-        assert_eq!(steps(&mut headers), [4]);
-        come(&mut headers, 2);
-        assert!(steps(&mut headers).is_empty());
-    }
-
-    #[test]
-    fn headers_of_live_steps_are_planned_in_whichever_order_they_come() {
-        let mut headers = Headers::default();
-        come(&mut headers, 8);
-        assert_eq!(steps(&mut headers), [8]);
-        come(&mut headers, 7);
-        assert_eq!(steps(&mut headers), [7], "a server that joined late is asked for both");
-        come(&mut headers, 6);
-        come(&mut headers, 7);
-        assert!(steps(&mut headers).is_empty());
-        come(&mut headers, 10);
-        come(&mut headers, 9);
-        assert_eq!(steps(&mut headers), [9, 10], "the older one is wanted first");
-    }
-
-    #[test]
-    fn who_falls_behind_plans_the_newest_headers_alone() {
-        let mut headers = Headers::default();
-        for step in 0..100 {
-            come(&mut headers, step);
-        }
-        come(&mut headers, u64::MAX);
-        come(&mut headers, u64::MAX - 1);
-        assert_eq!(headers.waiting.len(), LIVE_STEPS);
-        assert_eq!(steps(&mut headers), [u64::MAX - 1, u64::MAX]);
-    }
-
-    #[test]
-    fn the_conductor_tries_the_same_step_with_other_fillers() {
-        let mut headers = Headers::default();
-        for _ in 0..2 {
-            headers.own(Wanted::Plan(Box::new(header(0))));
-            assert_eq!(steps(&mut headers), [0]);
-        }
-        come(&mut headers, 0);
-        assert!(steps(&mut headers).is_empty());
     }
 
     #[test]
@@ -345,6 +216,24 @@ mod tests {
         let nowhere =
             Header { slots: Vec::new(), fillers: Vec::<Option<Member>>::new(), ..header(5) };
         assert!(matches!(ready(nowhere), Err(Error::Plan(_))));
+    }
+
+    #[test]
+    fn what_is_finished_is_dropped_by_the_planning_thread() {
+        struct Named(SyncSender<Option<String>>);
+
+        impl Drop for Named {
+            fn drop(&mut self) {
+                self.0.send(std::thread::current().name().map(str::to_owned)).unwrap();
+            }
+        }
+
+        let (handle, requests) = Handle::<HostRows>::channel(Waker::new().unwrap());
+        let plans = start(handle.line()).unwrap();
+        let (dropped, by) = sync_channel(1);
+        plans.send(Wanted::Finished(vec![Finished::new(Named(dropped))])).unwrap();
+        assert!(matches!(requests.recv(), Ok(Asked::For(Request::Freed))));
+        assert_eq!(by.recv().unwrap().as_deref(), Some("plan"));
     }
 
     #[test]
