@@ -17,7 +17,7 @@ use cadre_views::load::{reference, speed};
 use super::action::Action;
 use super::ending::Mode;
 use super::event::{
-    Level, LoadRecord, Role, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
+    Level, LoadRecord, Role, RunError, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
 };
 use super::state::State;
 
@@ -208,7 +208,17 @@ impl State {
                 report(progress, out);
             }
             Message::PhaseReached(reached) => {
-                self.fire(now, Moment::of(reached.step, reached.direction()), out);
+                let at = match Moment::of(reached.step, reached.direction()) {
+                    Ok(at) => at,
+                    Err(why) => {
+                        let message = format!("{name}: {why}");
+                        return self.kill_all_then(
+                            Err(RunError::JobFailed { message, log: Vec::new() }),
+                            out,
+                        );
+                    }
+                };
+                self.fire(now, at, out);
                 // A slot that was added is known before the next step goes out.
                 self.offer_view(out);
                 if let Some(link) = self.workers.get(&name).and_then(|worker| worker.link) {

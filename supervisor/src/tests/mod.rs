@@ -3,6 +3,7 @@
 //! In: short words for inputs. Out: short words for actions, compared as a whole. No process and no
 //! clock here; real ones are in `tests/supervisor/`.
 
+mod members;
 mod script;
 
 use std::time::Duration;

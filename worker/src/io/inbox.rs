@@ -151,12 +151,18 @@ impl<P: Exchange> Io<P> {
             }
             Some(Message::View(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.view(shared, reports::offered(&it));
+                    match reports::offered(&it) {
+                        Ok(view) => conductor.view(shared, view),
+                        Err(why) => self.fail(why.to_string(), false),
+                    }
                 }
             }
             Some(Message::FaultsFired(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.fired(shared, Moment::of(it.step, it.direction()));
+                    match Moment::of(it.step, it.direction()) {
+                        Ok(at) => conductor.fired(shared, at),
+                        Err(why) => self.fail(why.to_string(), false),
+                    }
                 }
             }
             Some(Message::Stop(it)) => {
