@@ -38,7 +38,7 @@ use crate::memory::{Memory, Place as _};
 use crate::merge::{self, NotFinite};
 use crate::sums::Sums;
 use crate::trace::{Activity, Tracer};
-use crate::wire::from_wire;
+use crate::wire::Values;
 
 /// See the module.
 pub(super) struct Waiting<M: Memory> {
@@ -253,12 +253,17 @@ impl<M: Memory> Waiting<M> {
                     merge::own_forward(place, nano, task, (own, own_lse), to).map_err(device)?;
                 }
                 let landed = place.unload(landed).map_err(device)?;
-                let values = from_wire(sizes.wire, &landed);
-                let values_lse = place.unload(landed_lse).map_err(device)?;
-                let both = [&values[..], values_lse.f32s()];
-                o.write_turned(&values, &form, sizes.query());
-                RowsMut::f32(lse).write_turned(values_lse.f32s(), &form, sizes.query_heads);
-                merge::check_forward(planned, at, rank, both, &whole.makers)
+                let landed_lse = place.unload(landed_lse).map_err(device)?;
+                let values = Values::of(sizes.wire, &landed);
+                let sums = landed_lse.f32s();
+                let all = o.write_turned(values, &form, sizes.query());
+                let lse = RowsMut::f32(lse);
+                if lse.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
+                    Ok(())
+                } else {
+                    let both = [&values.wide()[..], sums];
+                    merge::check_forward(planned, at, rank, both, &whole.makers)
+                }
             }
             (Landed::Backward { dq: mut landed, own }, Outputs::Backward { dq, dk, dv }) => {
                 for (bundle, own) in &own {
@@ -268,12 +273,15 @@ impl<M: Memory> Waiting<M> {
                 let sums = sums.remove(&at).unwrap_or_else(|| Ok(Sums::new(nano, rank)));
                 let (sum_k, sum_v) = sums.map_err(device)?.finish();
                 let landed = place.unload(landed).map_err(device)?;
-                let values = from_wire(sizes.wire, &landed);
-                let all = [&values[..], &sum_k, &sum_v];
-                dq.write_turned(&values, &form, sizes.query());
-                dk.write(&sum_k, sizes.kv());
-                dv.write(&sum_v, sizes.kv());
-                merge::check_backward(planned, at, rank, all, &whole.makers)
+                let values = Values::of(sizes.wire, &landed);
+                let all = dq.write_turned(values, &form, sizes.query());
+                let all = dk.write(&sum_k, sizes.kv()) && all;
+                if dv.write(&sum_v, sizes.kv()) && all {
+                    Ok(())
+                } else {
+                    let all = [&values.wide()[..], &sum_k, &sum_v];
+                    merge::check_backward(planned, at, rank, all, &whole.makers)
+                }
             }
             (Landed::Forward { .. } | Landed::Backward { .. }, _) => {
                 unreachable!("the phase's direction was checked, and it lands what it is")
