@@ -58,7 +58,13 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     } else {
         match session.begin(0) {
             Next::Step(_) => {
-                if mistake == "all leave" || wrong && mistake == "leaves" {
+                let leaves = match mistake {
+                    "all leave" => true,
+                    "leaves" => wrong,
+                    "the conductor leaves" => !wrong,
+                    _ => false,
+                };
+                if leaves {
                     session.leave(Outcome::completed())?;
                     return Ok(ExitCode::SUCCESS);
                 }

@@ -92,6 +92,12 @@ impl<P: Exchange> Io<P> {
             Request::Refuse(reason) => self.fail(reason, true),
             Request::Leave => {
                 let until = shared.now().after(FAREWELL);
+                if self.leaving.is_none()
+                    && let Some(left) = self.trainer.as_ref().and_then(|it| it.standing.leaves())
+                {
+                    tracing::warn!("this process leaves before its step is over: {left:?}");
+                    shared.tell_conductor(Said::Standing(left));
+                }
                 self.leaving.get_or_insert(until);
             }
             Request::Terminate => self.terminate(),
