@@ -267,7 +267,7 @@ impl Session {
         tokens: u64,
         seconds: f64,
     ) -> PyResult<()> {
-        // Another thread may be in a wait, which holds what the times are asked of.
+        // The queue to the IO thread may be full.
         py.detach(|| {
             self.with(|session| {
                 let exposed_wait_seconds = session.exposed_wait().as_secs_f64();

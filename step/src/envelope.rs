@@ -90,6 +90,9 @@ pub enum Stands {
     Still(String),
     /// The thread makes its calls again.
     No,
+    /// It has left the job and will make none, although a step is out that is not over there; the text names the trainer and the
+    /// call that was due.
+    Left(String),
 }
 
 /// The processes that may say something; from any other it is ignored.
