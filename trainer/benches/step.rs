@@ -12,7 +12,6 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cadre_kernels::Threads;
-use cadre_step::phases::PhaseOrder;
 use cadre_trainer::InProcess;
 use cadre_trainer::corpus::Corpus;
 use cadre_trainer::loader::{Lengths, Loader, Settings, Stream};
@@ -20,7 +19,7 @@ use cadre_trainer::model::{Config, Model, Stack};
 use cadre_trainer::optimizer::{AdamW, Hyper, Schedule};
 use cadre_trainer::ring::Ring;
 use cadre_trainer::step::Trainer;
-use cadre_worker::session::{Kind, Turns};
+use cadre_worker::session::{Kind, PhaseOrder, Turns};
 use serde_json::{Value, json};
 
 const THREADS: usize = 2;

@@ -12,8 +12,7 @@ use std::collections::BTreeMap;
 
 use cadre_kernels::{Pieces, PiecesBackward, Rows, Threads, delta};
 
-use cadre_worker::launch;
-use cadre_worker::session::{Factor, Layers};
+use cadre_worker::session::{self, Factor, Layers};
 
 use super::attention::{At, Attention, AttentionError, Gradients, sink, sunk};
 
@@ -60,7 +59,7 @@ impl InProcess {
     /// Pieces of these lengths, with the heads, mask and scores of the layer.
     fn pieces<'a>(&self, layer: usize, rows: &'a [u32]) -> Pieces<'a> {
         let (kind, threads) = (self.layers.kind_of(layer), self.threads);
-        let (heads, mask) = (launch::heads(kind.heads), launch::mask(kind.mask));
+        let (heads, mask) = (session::kernel_heads(kind.heads), session::kernel_mask(kind.mask));
         let (scale, softcap) = (kind.scale_of(), kind.softcap.map(Factor::get));
         Pieces { heads, mask, scale, softcap, rows, threads }
     }

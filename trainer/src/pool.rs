@@ -7,10 +7,10 @@
 
 use std::collections::BTreeMap;
 
-use cadre_crds::Wire;
 use cadre_kernels::{Threads, wire};
 use cadre_worker::session::{
     self, Direction, Inputs, Layers, Outputs, PhaseAt, PlannedStep, Rank, Rows, RowsMut, Ticket,
+    Wire,
 };
 use half::bf16;
 

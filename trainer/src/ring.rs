@@ -15,7 +15,7 @@ use std::io::{self, Read, Write};
 use std::net::{SocketAddr, TcpListener};
 use std::time::Duration;
 
-use cadre_exchange::{Greeter, PeerId, Stream, Waker};
+use cadre_worker::session::links::{Greeter, PeerId, Stream, Waker};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// This trainer's place in the ring.

@@ -8,8 +8,7 @@
 //! Invariant: the same parameters, prompt, temperature and seed give the same text.
 
 use cadre_kernels::{Heads, device, math};
-use cadre_worker::launch;
-use cadre_worker::session::{Factor, Kind};
+use cadre_worker::session::{self, Factor, Kind};
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::Rng;
 
@@ -73,7 +72,7 @@ fn first_key(kind: Kind, row: u32) -> u32 {
 
 /// Attention of one row over all keys, with the sinks of the layer if it has any.
 fn attend((kind, sinks): (Kind, &[f32]), q: &[f32], keys: &[f32], values: &[f32]) -> Vec<f32> {
-    let Heads { query, kv, dim } = launch::heads(kind.heads);
+    let Heads { query, kv, dim } = session::kernel_heads(kind.heads);
     let scale = kind.scale_of();
     let capped = |score: f32| match kind.softcap.map(Factor::get) {
         Some(softcap) => softcap * (2.0 * math::sigmoid(2.0 * score / softcap) - 1.0),

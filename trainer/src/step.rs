@@ -18,7 +18,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
+use cadre_worker::session::{Direction, PhaseAt, PhaseOrder};
 
 use super::attention::{At, Attention, AttentionError, IN_FLIGHT};
 use super::loader::Rows;

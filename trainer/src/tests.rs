@@ -6,10 +6,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use cadre_exchange::{Greeter, PeerId, Purpose, Waker};
 use cadre_kernels::Threads;
-use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
-use cadre_worker::session::{Sinks, Turns};
+use cadre_worker::session::{
+    Direction, PhaseAt, PhaseOrder, Sinks, Turns,
+    links::{Greeter, PeerId, Purpose, Waker},
+};
 
 use super::checkpoint::{self, State, Values, Writer};
 use super::corpus::{Corpus, Document};

@@ -5,10 +5,7 @@
 
 use std::num::{NonZeroU16, NonZeroU32};
 
-use cadre_step::layers::Layers;
-use cadre_step::phases::PhaseOrder;
-use cadre_step::planned::{TooManyPlans, check_plans};
-use cadre_step::turns::{self, Turns};
+use cadre_worker::session::{Layers, PhaseOrder, TooManyPlans, Turns, TurnsError, check_plans};
 
 /// Options that no step can have.
 #[derive(Debug, thiserror::Error)]
@@ -22,7 +19,7 @@ pub struct Error {
 #[derive(Debug, thiserror::Error)]
 enum Why {
     #[error("{0} (--tokens)")]
-    Turns(#[from] turns::Error),
+    Turns(#[from] TurnsError),
     #[error("{0} (--tokens)")]
     Plans(#[from] TooManyPlans),
 }
@@ -38,7 +35,7 @@ pub fn accumulated(
     layers: &Layers,
 ) -> Result<Turns, Error> {
     let make = || {
-        let together = NonZeroU16::try_from(nano_batches).map_err(|_| turns::Error::TooMany)?;
+        let together = NonZeroU16::try_from(nano_batches).map_err(|_| TurnsError::TooMany)?;
         let turns = Turns::accumulated(accumulate, together)?;
         check_plans(turns.nanos().into(), layers)?;
         PhaseOrder::new(&turns, layers.count(), turns.nanos().into())?;
@@ -49,8 +46,7 @@ pub fn accumulated(
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::{Heads, Mask};
-    use cadre_step::layers::Kind;
+    use cadre_worker::session::{Heads, Kind, Mask};
 
     use super::*;
 

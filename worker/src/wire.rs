@@ -72,7 +72,9 @@ pub(crate) fn copy_bf16(to: &mut [bf16], from: &[bf16]) -> bool {
     let pieces = to.chunks_mut(PIECE).zip(from.chunks(PIECE));
     pieces.fold(true, |all, (to, from)| {
         let wide = &mut wide[..from.len()];
-        widen(wide, from) & narrow(to, wide) & all
+        let is_finite = widen(wide, from);
+        wire::to_bf16(to, wide);
+        is_finite && all
     })
 }
 
@@ -81,6 +83,7 @@ fn is_finite(values: &[f32]) -> bool {
 }
 
 /// 0 for a finite number: what is not is no zero when it is taken from itself, but NaN.
+#[allow(clippy::eq_op, reason = "it is not 0 of every number")]
 fn not_finite(value: f32) -> u32 {
     (value - value).to_bits()
 }

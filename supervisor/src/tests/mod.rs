@@ -9,8 +9,8 @@ mod script;
 use std::time::Duration;
 
 use cadre_control::proto::{
-    Finished, Kind, Notice, Progress, Saved, ServerName, ServerReport,
-    finished::Outcome, notice, worker_message::Message,
+    Finished, Kind, Notice, Progress, Saved, ServerName, ServerReport, finished::Outcome, notice,
+    worker_message::Message,
 };
 
 use self::script::{Run, account, config, link, name};

@@ -2,9 +2,10 @@
 //!
 //! In: the environment of the supervisor. Out: exit code 0 where every result is that of attention in f64.
 
+use std::collections::BTreeSet;
 use std::process::ExitCode;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::session::{
@@ -55,7 +56,29 @@ pub(crate) fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
     })?;
     let Next::End(Ending::Completed) = session.begin(1) else { return Err("it goes on".into()) };
     session.leave(Outcome::completed())?;
+    if threads()?.contains("io") {
+        return Err("it has left, and its io thread runs".into());
+    }
+    // The others are idle, and end.
+    let since = Instant::now();
+    while OTHERS.iter().any(|it| threads().is_ok_and(|all| all.contains(*it))) {
+        if since.elapsed() > Duration::from_secs(30) {
+            return Err(format!("it has left, and these run: {:?}", threads()?).into());
+        }
+        std::thread::yield_now();
+    }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Threads of a session that may outlive it.
+const OTHERS: [&str; 3] = ["rescue", "plan", "copies"];
+
+/// Names of the threads of this process.
+fn threads() -> std::io::Result<BTreeSet<String>> {
+    let all = std::fs::read_dir("/proc/self/task")?;
+    // One may have ended since it was listed.
+    let names = all.filter_map(|it| std::fs::read_to_string(it.ok()?.path().join("comm")).ok());
+    Ok(names.map(|it| it.trim_end().to_owned()).collect())
 }
 
 /// Rank 1 has rows of every other nano-batch alone, and makes no calls for those between.

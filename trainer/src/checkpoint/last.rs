@@ -9,8 +9,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use cadre_step::envelope::StepDone;
-use cadre_step::header::Header;
+use cadre_worker::session::{Header, StepDone};
 use serde::{Deserialize, Serialize};
 
 /// See the module.

@@ -133,9 +133,9 @@ fn a_checkpoint_tells_of_its_last_step() {
     let folder = tempfile::tempdir().unwrap();
     let Values { parameters, first, second } = values();
     let values = Values { parameters: &parameters[..], first: &first, second: &second };
-    let header: cadre_step::header::Header =
+    let header: cadre_worker::session::Header =
         serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
-    let done = cadre_step::envelope::StepDone {
+    let done = cadre_worker::session::StepDone {
         step: 3,
         loss: 1.0 / 3.0,
         validation_loss: Some(0.7),

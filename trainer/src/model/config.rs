@@ -6,8 +6,7 @@
 
 use std::ops::Range;
 
-use cadre_planner::Heads;
-use cadre_worker::session::{Kind, Sinks};
+use cadre_worker::session::{Heads, Kind, Sinks};
 use rand_chacha::rand_core::Rng;
 use serde::{Deserialize, Serialize};
 

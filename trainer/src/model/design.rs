@@ -2,7 +2,7 @@
 //!
 //! In: a [`Design`]. Out: the sizes and layers of a model, or which option does not fit and what to do. It makes no model.
 
-use cadre_planner::Heads;
+use cadre_worker::session::Heads;
 
 use super::config::{Config, UnknownModel};
 use super::pattern::{Pattern, PatternError, Scores};

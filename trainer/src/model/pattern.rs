@@ -19,8 +19,7 @@ use std::fmt;
 use std::num::NonZeroU32;
 use std::str::FromStr;
 
-use cadre_planner::{Heads, Mask};
-use cadre_worker::session::{Factor, Kind, Sinks, dim_in, heads_in};
+use cadre_worker::session::{Factor, Heads, Kind, Mask, Sinks, dim_in, heads_in};
 
 use super::stack::{Stack, StackError};
 

@@ -9,8 +9,7 @@
 use std::fmt;
 use std::ops::Range;
 
-use cadre_planner::Heads;
-use cadre_worker::session::{Kind, Layers};
+use cadre_worker::session::{Heads, Kind, Layers};
 use serde::{Deserialize, Serialize};
 
 /// See the module.
@@ -159,8 +158,7 @@ impl TryFrom<Vec<Option<Kind>>> for Stack {
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::Mask;
-    use cadre_worker::session::Sinks;
+    use cadre_worker::session::{Mask, Sinks};
 
     use super::*;
 

@@ -3,8 +3,7 @@
 //! Everything naive is written from the formulas, tokens and heads one by one.
 
 use cadre_kernels::Threads;
-use cadre_planner::Mask;
-use cadre_worker::session::{Factor, Kind, Sinks};
+use cadre_worker::session::{Factor, Kind, Mask, Sinks};
 
 use super::{Activations, Config, Model, Parameters, Pattern, Scores, Stack};
 use crate::loader::Rows;

@@ -46,8 +46,7 @@ pub(super) fn refused(contract: &Contract, resume: Option<&Path>, why: &Checkpoi
 mod tests {
     use std::fs::create_dir_all;
 
-    use cadre_control::Endpoint;
-    use cadre_exchange::PeerId;
+    use cadre_worker::session::{Endpoint, links::PeerId};
 
     use super::*;
 

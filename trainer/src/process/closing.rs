@@ -5,8 +5,7 @@
 //! Invariant: once a step is done, trainer 0 alone writes at a good ending, and every survivor at a failure
 //! that is not bad input. A checkpoint that cannot be written makes any ending a failure.
 
-use cadre_control::proto;
-use cadre_worker::session::{Ending, Outcome};
+use cadre_worker::session::{Ending, Outcome, finished};
 
 use super::{Process, STOPPED};
 use crate::model::Model;
@@ -19,7 +18,7 @@ impl Process {
     /// Ends the process's part in the job when no step follows: writes the last checkpoint and
     /// makes the report.
     pub(super) fn close(&mut self, ending: Ending) -> Outcome {
-        use proto::finished::Outcome as Told;
+        use finished::Outcome as Told;
         let (told, reason, code) = match ending {
             Ending::Completed => (Told::Completed, None, 0),
             // Kubernetes takes exit code 0 of a pod for a job that is complete, so a stopped
@@ -72,8 +71,8 @@ enum Kind {
     Failed,
 }
 
-fn ending_kind(told: proto::finished::Outcome) -> Kind {
-    use proto::finished::Outcome as Told;
+fn ending_kind(told: finished::Outcome) -> Kind {
+    use finished::Outcome as Told;
     match told {
         Told::Completed | Told::Stopped => Kind::Good,
         Told::Failed | Told::Unspecified => Kind::Failed,

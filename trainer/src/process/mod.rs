@@ -23,9 +23,8 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use cadre_kernels::{Choice, Threads};
-use cadre_worker::ExchangeChoice;
 use cadre_worker::process::{Termination, last_words};
-use cadre_worker::session::{KvHeads, Session, Turns};
+use cadre_worker::session::{ExchangeChoice, KvHeads, Session, Turns};
 
 use self::prepare::Failure;
 use self::record::Record;

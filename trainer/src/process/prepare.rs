@@ -11,12 +11,11 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
-use cadre_control::Settings;
-use cadre_control::proto::notice;
-use cadre_exchange::Greeter;
 use cadre_kernels::{Engine, Linear};
 use cadre_worker::process::Termination;
-use cadre_worker::session::{Contract, Join, JoinError, Session, Turns};
+use cadre_worker::session::{
+    Contract, Join, JoinError, Session, Settings, Turns, links::Greeter, notice,
+};
 
 use super::record::Record;
 use super::stuck::Noticed;

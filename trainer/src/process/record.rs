@@ -10,7 +10,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
-use cadre_step::header::Header;
+use cadre_worker::session::Header;
 
 use crate::checkpoint::Last;
 
@@ -86,7 +86,7 @@ fn line(header: &Header) -> String {
 mod tests {
     use std::sync::Arc;
 
-    use cadre_worker::headers;
+    use cadre_worker::session::headers;
 
     use super::*;
 
@@ -119,7 +119,7 @@ mod tests {
         let found = folder.join("step-4");
         let last = |step| {
             let header = Arc::new(header(step));
-            let done = cadre_step::envelope::StepDone { step, ..Default::default() };
+            let done = cadre_worker::session::StepDone { step, ..Default::default() };
             fs::create_dir_all(&found).unwrap();
             fs::write(found.join("last.json"), Last { header, done }.text()).unwrap();
         };

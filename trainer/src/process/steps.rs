@@ -11,11 +11,10 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use cadre_control::proto::notice;
-use cadre_exchange::PeerId;
-use cadre_worker::session::ASSEMBLE;
-use cadre_worker::session::{Ending, Lengths as Told, NanoLengths, Next, PlannedStep, StepDone};
-use cadre_worker::trace::{Activity, Tracer};
+use cadre_worker::session::{
+    ASSEMBLE, Activity, DocumentId, Ending, Lengths as Told, NanoLengths, Next, PlannedStep,
+    StepDone, Stretch, Tracer, links::PeerId, notice,
+};
 
 use super::Process;
 use crate::Pool;
@@ -106,8 +105,8 @@ impl Process {
         let shares: Vec<_> =
             nanos.map(|nano| self.loader.share(step, nano, self.session.rank().into())).collect();
         let told = shares.iter().map(|share| {
-            let stretches = share.stretches.iter().map(|it| cadre_planner::Stretch {
-                document: cadre_planner::DocumentId(it.document),
+            let stretches = share.stretches.iter().map(|it| Stretch {
+                document: DocumentId(it.document),
                 start: it.start,
                 end: it.end,
             });

@@ -17,7 +17,7 @@ use std::collections::{BTreeSet, VecDeque};
 use std::io::{self, Read as _, Write as _};
 use std::time::{Duration, Instant};
 
-use cadre_exchange::{Caller, Guest, PeerId, Stream};
+use cadre_worker::session::links::{Caller, Guest, PeerId, Stream};
 use rustix::event::{PollFd, PollFlags};
 
 use super::{Links, Members, RingError, ready};

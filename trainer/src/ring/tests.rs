@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, TcpStream};
 use std::sync::Barrier;
 use std::thread;
 
-use cadre_exchange::{Encryption, Purpose};
+use cadre_worker::session::links::{Encryption, Purpose};
 
 use super::*;
 

@@ -62,7 +62,9 @@ impl Session {
         }
     }
 
-    /// Leaves the job: tells the controller how, and ends the session's threads.
+    /// Leaves the job: tells the controller how, and ends the session's threads. *io* has ended when it returns. *rescue*, *plan* and
+    /// *copies* begin nothing more, and end with the launch, plan or copy that they are in: none of them is waited for, since a launch
+    /// may take long. Rank 0 stays until the others have left, too, or know that it has.
     ///
     /// # Errors
     ///

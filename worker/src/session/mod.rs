@@ -44,7 +44,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::thread::JoinHandle;
 
-use cadre_control::{Settings, client};
+use cadre_control::client;
 use cadre_exchange::{Greeter, Waker};
 use cadre_protocol::At;
 
@@ -58,13 +58,29 @@ pub use self::leave::{Outcome, Panicked};
 pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
 pub use self::rows::{Rows, RowsMut};
+
+// What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and of this one
+// `cadre_worker::process` alone beside. `scripts/purity` holds the reference trainer to it.
 pub use crate::attach::{ASSEMBLE, Contract};
+pub use crate::headers;
+pub use crate::io::exchange::Choice as ExchangeChoice;
+pub use crate::launch::{heads as kernel_heads, mask as kernel_mask};
+pub use crate::trace::{Activity, Tracer};
+pub use cadre_control::proto::{finished, notice};
+pub use cadre_control::{Endpoint, Settings};
+pub use cadre_crds::Wire;
+pub use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
-pub use cadre_step::header::KvHeads;
+pub use cadre_step::header::{Header, KvHeads};
 pub use cadre_step::layers::{Factor, Kind, Layers, Sinks, dim_in, heads_in};
-pub use cadre_step::phases::{Direction, PhaseAt};
-pub use cadre_step::planned::PlannedStep;
-pub use cadre_step::turns::{Turn, Turns, Which};
+pub use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
+pub use cadre_step::planned::{PlannedStep, TooManyPlans, check_plans};
+pub use cadre_step::turns::{Error as TurnsError, Turn, Turns, Which};
+
+/// Links of the ranks among themselves, over which the session's [`Session::greeter`] proves who is there.
+pub mod links {
+    pub use cadre_exchange::{Caller, Encryption, Greeter, Guest, PeerId, Purpose, Stream, Waker};
+}
 
 /// What the conductor wants next.
 #[derive(Clone, Debug)]

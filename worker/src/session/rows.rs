@@ -169,11 +169,11 @@ impl<'a> RowsMut<'a> {
             ValuesMut::F32(to) => to
                 .chunks_mut(distance)
                 .zip(from)
-                .fold(true, |all, (to, from)| copy(&mut to[..width], from) & all),
+                .fold(true, |all, (to, from)| copy(&mut to[..width], from) && all),
             ValuesMut::Bf16(to) => to
                 .chunks_mut(distance)
                 .zip(from)
-                .fold(true, |all, (to, from)| narrow(&mut to[..width], from) & all),
+                .fold(true, |all, (to, from)| narrow(&mut to[..width], from) && all),
         }
     }
 

@@ -184,13 +184,11 @@ impl<M: Memory> Waiting<M> {
                 return found;
             }
             let left = left()?;
-            match self.takes() {
-                Some(takes) => break takes,
-                None => {
-                    let waited = self.changed.wait_timeout(state, left);
-                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
-                }
+            if let Some(takes) = self.takes() {
+                break takes;
             }
+            let waited = self.changed.wait_timeout(state, left);
+            state = waited.unwrap_or_else(PoisonError::into_inner).0;
         };
         drop(state);
         loop {
