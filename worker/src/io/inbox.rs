@@ -100,6 +100,7 @@ impl<P: Exchange> Io<P> {
             Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
             Request::Read(read) => self.read(*read),
+            Request::Reassigned(reassigned) => self.reassigned(*reassigned),
             Request::Freed => self.freed(),
         }
     }

@@ -1,8 +1,7 @@
 //! The IO thread of a process: owns the exchange's sockets and the protocol machines; runs no kernel
 //! and makes no plan.
 //!
-//! It does move the bundles of lost servers (`reassign`), copy own rows to the server in place, and rows for works
-//! that run ahead of their bundle.
+//! This thread does copy own rows to the server in place, and rows for works that run ahead of their bundle.
 //!
 //! In: what the process's other threads want ([`Request`]), what the controller says, what peers ring and
 //! what pulls bring. Out: steps, whole phases and works for the threads that compute ([`Notice`]), and
@@ -52,7 +51,7 @@ use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 use self::conducting::Conducting;
 use self::exchange::Exchange;
 use self::load::Load;
-use self::planning::{Backlog, Plans, Ready};
+use self::planning::{Backlog, Plans, Ready, Reassigned};
 use self::probe::Probing;
 pub use self::queues::{Handle, Line};
 use cadre_step::conduct::{self, Made};
@@ -124,6 +123,8 @@ pub enum Request {
     Planned(Box<Result<Ready, planning::Error>>),
     /// A long word was read.
     Read(Box<Read>),
+    /// The bundles of a step were dealt out for a round.
+    Reassigned(Box<Reassigned>),
     /// What was finished is dropped.
     Freed,
 }

@@ -18,7 +18,7 @@ use cadre_exchange::LandingId;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
-use cadre_protocol::{At, Nanos, Peer, PullId, RoundTable, Settings, TrainerId, Work};
+use cadre_protocol::{At, Nanos, Peer, PullId, Settings, TrainerId, Work};
 use cadre_step::lowering::{BackwardResult, Tensor};
 use cadre_step::phases::Direction;
 use cadre_step::planned::wire_bytes;
@@ -26,6 +26,7 @@ use cadre_step::planned::wire_bytes;
 pub use self::whole::{Landed, Part, Values, Whole};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
+use super::planning::Asker;
 use super::shared::{Shared, result_key, rows_key};
 use super::standing::Standing;
 use crate::launch::{PhaseRows, Results};
@@ -205,18 +206,12 @@ impl<M: Memory> Rows<M> {
                 self.standing.passed(step);
                 shared.outputs.put(Output::Over(step));
             }
-            Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
-                Ok(Some(table)) => self.round(shared, table),
-                Ok(None) => {}
-                Err(error) => shared.outputs.put(Output::Unplaceable(error)),
-            },
+            Command::Reassign { step, round: _, tables } => {
+                shared.reassign(step, tables, Asker::Members);
+            }
             Command::Close(peer) => shared.close(peer),
             Command::End(end) => shared.outputs.put(Output::End(Side::Trainer, end)),
         }
-    }
-
-    fn round(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, table: RoundTable) {
-        self.handle(shared, Event::Round(Arc::new(table)));
     }
 
     fn pull_own(

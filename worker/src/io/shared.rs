@@ -14,8 +14,8 @@ use std::sync::Arc;
 use cadre_exchange::{PeerId, PullId as WirePull, RegionKey, Role};
 use cadre_planner::Assignment;
 use cadre_protocol::{
-    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
-    ServerId, TrainerId, Work, alive,
+    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullId, PullResult, ServerId,
+    TrainerId, Work,
 };
 use cadre_step::envelope::Envelope;
 use cadre_step::lowering::Tensor;
@@ -26,7 +26,7 @@ use self::pulls::Group;
 use super::clock::Clock;
 use super::exchange::Exchange;
 use super::output::{Output, Outputs, Side};
-use super::planning::Finished;
+use super::planning::{Finished, Asker, Reassign, Reassigning, Rounds};
 use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
 use crate::trace::Tracer;
@@ -39,7 +39,8 @@ const MESSAGE_BYTES: usize = 64;
 pub struct Running {
     /// The step.
     pub planned: Arc<PlannedStep>,
-    rounds: AssignedRounds<Vec<Assignment>>,
+    /// None while the planning thread has them.
+    rounds: Option<Rounds>,
 }
 
 /// See the module.
@@ -202,27 +203,28 @@ impl<P: Exchange> Shared<P> {
     /// Takes a planned step; its bundles are where the header's fillers put them.
     pub fn begin(&mut self, planned: Arc<PlannedStep>, first: Vec<Assignment>) {
         let step = planned.header.step;
-        let rounds = AssignedRounds::new(first);
+        let rounds = Some(AssignedRounds::new(first));
         self.steps.entry(step).or_insert(Running { planned, rounds });
     }
 
-    /// The table of the newest round of `tables`, which hold the fillers of rounds 1 and up.
-    ///
-    /// # Errors
-    ///
-    /// A bundle that no survivor can hold. `None` if the step is over.
-    pub fn table(
-        &mut self,
-        step: u64,
-        tables: &[Fillers],
-    ) -> Result<Option<RoundTable>, cadre_planner::Error> {
-        let Some(Running { planned, rounds }) = self.steps.get_mut(&step) else { return Ok(None) };
-        let assigned = rounds.after(tables, |before, fillers| {
-            planned.assign(Some(before.as_slice()), &alive(fillers))
-        })?;
-        let newest = tables.last().cloned().unwrap_or_default();
-        let round = Round(tables.len() as u32);
-        Ok(Some(planned.table(round, newest, assigned)))
+    /// Has the bundles of a step dealt out for the newest round of `tables`, which hold the fillers of rounds 1 and up.
+    pub fn reassign(&mut self, step: u64, tables: Vec<Fillers>, asker: Asker) {
+        self.outputs.put(Output::Reassign(Reassign { step, tables, asker }));
+    }
+
+    /// Lends what the planning thread deals out a round from; nothing if the step is over.
+    pub fn lend(&mut self, asked: Reassign) -> Option<Reassigning> {
+        let Running { planned, rounds } = self.steps.get_mut(&asked.step)?;
+        let rounds = rounds.take().expect("one round is dealt out at a time");
+        Some(Reassigning { asked, planned: Arc::clone(planned), rounds })
+    }
+
+    /// Takes back what was lent. Nobody needs it if the step is over.
+    pub fn returned(&mut self, planned: Arc<PlannedStep>, rounds: Rounds) {
+        match self.steps.get_mut(&planned.header.step) {
+            Some(running) => running.rounds = Some(rounds),
+            None => self.finish((planned, rounds)),
+        }
     }
 }
 
@@ -298,6 +300,7 @@ pub fn peer_of(id: PeerId) -> Peer {
 #[allow(clippy::wildcard_enum_match_arm, reason = "tests pick one out of many")]
 mod tests {
     use cadre_exchange::MAX_MESSAGE_BYTES;
+    use cadre_protocol::Round;
     use proptest::prelude::*;
 
     use super::*;

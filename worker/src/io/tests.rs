@@ -5,9 +5,9 @@ use std::os::fd::AsFd as _;
 use std::sync::Weak;
 use std::sync::mpsc::sync_channel;
 
-use cadre_control::proto::{ControllerMessage, controller_message::Message};
+use cadre_control::proto::{ControllerMessage, controller_message};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
-use cadre_protocol::{Settings, TrainerId};
+use cadre_protocol::{Filler, Fillers, Message, Round, Settings, TrainerId};
 use cadre_step::header::Header;
 
 use super::clock::Clock;
@@ -125,11 +125,51 @@ fn the_plan_of_a_step_that_is_over_is_not_freed_by_the_io_thread() {
 }
 
 #[test]
+fn bundles_are_dealt_out_by_the_planning_thread_and_two_losses_meanwhile_at_once() {
+    let (mut io, _told, planned, _) = in_a_step();
+    let say = |io: &mut Io<Tcp>, tables: Vec<Fillers>| {
+        let round = Round(tables.len() as u32);
+        io.shared.outputs.put(output::Output::Message(Message::Round { step: 0, round, tables }));
+        while io.settle() == Settled::Some {}
+    };
+    let filled = vec![Some(Filler::InPlace(TrainerId(0)))];
+    let rounds: Vec<Fillers> = vec![vec![None], filled.clone(), vec![None], filled];
+    say(&mut io, rounds[..1].to_vec());
+    let first = planned.try_recv().unwrap();
+    for count in 1..=4 {
+        say(&mut io, rounds[..count].to_vec());
+    }
+    assert!(planned.try_recv().is_err(), "one is dealt out at a time");
+    io.asked(planning::done(first).into());
+    let planning::Wanted::Reassign(last) = planned.try_recv().unwrap() else { panic!("a round") };
+    assert_eq!(last.asked.tables, rounds);
+    io.asked(planning::done(planning::Wanted::Reassign(last)).into());
+    // Everybody here knows it now.
+    say(&mut io, rounds);
+    assert!(planned.try_recv().is_err());
+}
+
+#[test]
+fn a_round_of_a_step_that_is_over_meanwhile_is_nobodys() {
+    let (mut io, _told, planned, plan) = in_a_step();
+    io.shared.reassign(0, vec![vec![None]], planning::Asker::Members);
+    while io.settle() == Settled::Some {}
+    let round = planned.try_recv().unwrap();
+    io.trainer = None;
+    io.shared.outputs.put(output::Output::Over(0));
+    while io.settle() == Settled::Some {}
+    io.asked(planning::done(round).into());
+    let given = given(&mut io, &planned);
+    assert!(plan.strong_count() > 0 && io.ended.is_none());
+    drop(given);
+}
+
+#[test]
 fn a_controller_lets_servers_go_and_no_trainer() {
     for (me, goes) in [(PeerId::server(0, 0), true), (PeerId::trainer(0, 0), false)] {
         let (mut io, _told, _planned) = io(me, None);
         let drain = proto::Drain { stays: false, over: true };
-        io.controller(ControllerMessage { message: Some(Message::Drain(drain)) });
+        io.controller(ControllerMessage { message: Some(controller_message::Message::Drain(drain)) });
         io.turn();
         assert_eq!(io.ended == Some(Ending::Completed), goes);
     }

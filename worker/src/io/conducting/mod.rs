@@ -29,7 +29,7 @@ use self::agree::STANDING_TOGETHER;
 use self::reports::Figures;
 use super::exchange::Exchange;
 use super::output::Output;
-use super::planning::Ready;
+use super::planning::{Asker, Ready};
 use super::shared::{Shared, peer_of};
 use super::telling::Encoded;
 
@@ -323,14 +323,10 @@ impl Conducting {
     pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
         let mut commands = Vec::new();
         self.machine.handle(shared.now(), event, &mut commands);
-        let mut answers = Vec::new();
         for command in commands {
-            self.obey(shared, command, &mut answers);
+            self.obey(shared, command);
         }
         self.fire(shared);
-        for answer in answers {
-            self.handle(shared, answer);
-        }
         if self.patience.is_some_and(|it| it <= shared.now()) {
             self.patience = None;
             self.proceed(shared);
@@ -340,12 +336,7 @@ impl Conducting {
         }
     }
 
-    fn obey(
-        &mut self,
-        shared: &mut Shared<impl Exchange>,
-        command: Command,
-        answers: &mut Vec<Event>,
-    ) {
+    fn obey(&mut self, shared: &mut Shared<impl Exchange>, command: Command) {
         match command {
             Command::Publish { step, fillers } => self.publish(shared, step, &fillers),
             Command::Header { step, to } => self.header(shared, step, to),
@@ -356,7 +347,7 @@ impl Conducting {
                 match self.publishing.as_mut().filter(|it| it.step == step) {
                     Some(it) => it.proposal = Some((proposal, tables)),
                     None if begins => self.proposal = Some((step, proposal, tables)),
-                    None => answers.push(Self::place(shared, step, proposal, &tables)),
+                    None => shared.reassign(step, tables, Asker::Conductor(proposal)),
                 }
             }
             Command::DeclareLost(server) => {

@@ -144,7 +144,7 @@ fn the_job_is_over_when_every_trainer_has_said_that_no_step_follows() {
     let mut job = Job::assembled();
     (0..2).for_each(|it| job.tell(it, lengths(0, it)));
     assert!(job.plan());
-    job.conducting.obey(&mut job.shared, Command::StepDone(0), &mut Vec::new());
+    job.conducting.obey(&mut job.shared, Command::StepDone(0));
     job.tell(0, Said::Steps(1));
     (0..2).for_each(|it| job.tell(it, done(0)));
     assert_eq!(job.conducting.ending, None, "trainer 1 may have more");
@@ -231,10 +231,10 @@ fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
     let orders: [fn(&mut Job, Command); 2] = [
         |job, lost| {
             job.conducting.stop(&mut job.shared, true);
-            job.conducting.obey(&mut job.shared, lost, &mut Vec::new());
+            job.conducting.obey(&mut job.shared, lost);
         },
         |job, lost| {
-            job.conducting.obey(&mut job.shared, lost, &mut Vec::new());
+            job.conducting.obey(&mut job.shared, lost);
             job.conducting.stop(&mut job.shared, true);
         },
     ];
@@ -255,7 +255,7 @@ fn stopped_in(step: u64) -> Option<Ending> {
     (0..2).for_each(|it| job.tell(it, lengths(step, it)));
     assert!(job.plan());
     (0..2).for_each(|it| job.tell(it, Said::Steps(10)));
-    job.conducting.obey(&mut job.shared, Command::StepDone(step), &mut Vec::new());
+    job.conducting.obey(&mut job.shared, Command::StepDone(step));
     job.tell(0, done(step));
     job.conducting.stop(&mut job.shared, true);
     assert_eq!(job.conducting.ending, None);
