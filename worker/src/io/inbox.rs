@@ -196,7 +196,7 @@ impl<P: Exchange> Io<P> {
     pub(super) fn event(&mut self, event: Wire) {
         match event {
             Wire::Connected(peer) => {
-                self.down.remove(&peer);
+                self.down.remove(&(peer.role, peer.index));
             }
             Wire::Message { from, bytes } => match postcard::from_bytes(&bytes) {
                 Ok(envelope) => self.ring(from, envelope),
@@ -237,7 +237,8 @@ impl<P: Exchange> Io<P> {
                 self.shared.cut(peer_of(peer));
             }
             Wire::Closed { peer, error } => {
-                if self.down.insert(peer) {
+                let known = self.down.insert((peer.role, peer.index), peer.incarnation);
+                if known != Some(peer.incarnation) {
                     tracing::info!("the link with {peer} broke: {error}");
                 } else {
                     tracing::debug!("the link with {peer} is still broken: {error}");

@@ -38,14 +38,14 @@ pub mod tasks;
 pub mod telling;
 mod unnamed;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cadre_control::proto;
-use cadre_exchange::{PeerId, Waker};
+use cadre_exchange::{PeerId, Role, Waker};
 use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 
 use self::conducting::Conducting;
@@ -207,8 +207,8 @@ pub struct Io<P: Exchange> {
     plans: Plans,
     load: Load,
     backlog: Backlog,
-    /// Peers whose link is known to be broken: further tries are not worth a line each.
-    down: BTreeSet<PeerId>,
+    /// Peers whose link is known to be broken, by their newest incarnation: further tries are not worth a line each.
+    down: BTreeMap<(Role, u16), u32>,
     /// Why somebody was turned away so far; each is told once.
     turned_away: BTreeSet<String>,
     /// The controller wants this server to leave the job, which it does as soon as nothing is planned for it.
@@ -307,7 +307,7 @@ impl<P: Exchange> Io<P> {
             plans,
             load,
             backlog: Backlog::default(),
-            down: BTreeSet::new(),
+            down: BTreeMap::new(),
             turned_away: BTreeSet::new(),
             draining: None,
             probing: Probing::default(),

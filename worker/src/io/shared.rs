@@ -19,7 +19,7 @@ use cadre_protocol::{
 };
 use cadre_step::envelope::Envelope;
 use cadre_step::lowering::Tensor;
-use cadre_step::planned::PlannedStep;
+use cadre_step::planned::{PlannedStep, filler};
 use cadre_step::words::Life;
 
 use self::pulls::Group;
@@ -31,6 +31,9 @@ use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
 use crate::trace::Tracer;
 
+/// Incarnations of one server that are remembered, the newest ones.
+const KEPT_INCARNATIONS: usize = 2;
+
 /// Room for an envelope; most are shorter.
 const MESSAGE_BYTES: usize = 64;
 
@@ -41,6 +44,17 @@ pub struct Running {
     pub planned: Arc<PlannedStep>,
     /// None while the planning thread has them.
     rounds: Option<Rounds>,
+    /// Who fills the slots in the rounds that were dealt out.
+    tables: Vec<Fillers>,
+}
+
+impl Running {
+    /// Whether a peer fills or filled a slot.
+    fn names(&self, peer: Peer) -> bool {
+        let header = self.planned.header.fillers.iter().flatten().map(filler);
+        let rounds = self.tables.iter().flatten().flatten().copied();
+        header.chain(rounds).any(|it| it.executor() == Some(peer))
+    }
 }
 
 /// See the module.
@@ -117,11 +131,36 @@ impl<P: Exchange> Shared<P> {
         [self.rows.len(), self.results.len(), self.steps.len(), self.groups.len()]
     }
 
-    /// Learns where a peer listens.
+    /// Learns where a peer listens. Servers that many others have followed under their name are forgotten.
     pub fn know(&mut self, id: PeerId, address: &str) {
-        if !address.is_empty() {
-            self.addresses.insert(peer_of(id), (id, address.to_owned()));
+        if address.is_empty() {
+            return;
         }
+        let peer = peer_of(id);
+        let is_new = self.addresses.insert(peer, (id, address.to_owned())).is_none();
+        if is_new && let Peer::Server(newest) = peer {
+            self.forget_older(newest);
+        }
+    }
+
+    /// Forgets servers of the name of `id`, but for the newest ones: the one before may not know yet that it was declared lost, and
+    /// the conductor tells it so. Whom a step that runs names stays, too.
+    fn forget_older(&mut self, id: ServerId) {
+        let name = |incarnation| Peer::Server(ServerId { incarnation, ..id });
+        let known = self.addresses.range(name(0)..=name(u32::MAX)).map(|it| *it.0);
+        let mut older: Vec<_> = known.collect();
+        older.truncate(older.len().saturating_sub(KEPT_INCARNATIONS));
+        older.retain(|&it| it != Peer::Server(id) && !self.steps.values().any(|step| step.names(it)));
+        for peer in older {
+            self.addresses.remove(&peer);
+            self.forget_replaced(peer);
+        }
+    }
+
+    /// How many peers are remembered: by their addresses, by what they were told, by what they have said.
+    pub fn remembered(&self) -> [usize; 3] {
+        let [told, heard] = self.telling.peers();
+        [self.addresses.len(), told, heard]
     }
 
     /// The exchange's name of a peer, once it is known where it listens.
@@ -203,8 +242,8 @@ impl<P: Exchange> Shared<P> {
     /// Takes a planned step; its bundles are where the header's fillers put them.
     pub fn begin(&mut self, planned: Arc<PlannedStep>, first: Vec<Assignment>) {
         let step = planned.header.step;
-        let rounds = Some(AssignedRounds::new(first));
-        self.steps.entry(step).or_insert(Running { planned, rounds });
+        let (rounds, tables) = (Some(AssignedRounds::new(first)), Vec::new());
+        self.steps.entry(step).or_insert(Running { planned, rounds, tables });
     }
 
     /// Has the bundles of a step dealt out for the newest round of `tables`, which hold the fillers of rounds 1 and up.
@@ -214,7 +253,8 @@ impl<P: Exchange> Shared<P> {
 
     /// Lends what the planning thread deals out a round from; nothing if the step is over.
     pub fn lend(&mut self, asked: Reassign) -> Option<Reassigning> {
-        let Running { planned, rounds } = self.steps.get_mut(&asked.step)?;
+        let Running { planned, rounds, tables } = self.steps.get_mut(&asked.step)?;
+        tables.clone_from(&asked.tables);
         let rounds = rounds.take().expect("one round is dealt out at a time");
         Some(Reassigning { asked, planned: Arc::clone(planned), rounds })
     }

@@ -84,7 +84,8 @@ pub struct Conducting {
     published: BTreeMap<u64, Published>,
     /// What was proposed before its step began here: step, proposal, tables.
     proposal: Option<(u64, u64, Vec<Fillers>)>,
-    lost: BTreeSet<Peer>,
+    /// Newest incarnation that was declared lost, by index of the server.
+    lost: BTreeMap<u16, u32>,
     /// Since the last step that was over.
     failovers: u32,
     /// Of the job, those before this process among them. A report that is read twice counts them once.
@@ -134,7 +135,7 @@ impl Conducting {
             publishing: None,
             published: BTreeMap::new(),
             proposal: None,
-            lost: BTreeSet::new(),
+            lost: BTreeMap::new(),
             failovers: 0,
             failovers_so_far: job.failovers,
             faults: job.faults.iter().copied().filter(|it| it.step >= first).collect(),
@@ -150,7 +151,7 @@ impl Conducting {
     /// The dedicated servers of the newest view, but for those that are lost.
     pub fn servers(&self) -> Vec<Peer> {
         let addresses = self.view.iter().flat_map(View::addresses);
-        addresses.map(|(id, _)| peer_of(id)).filter(|it| !self.lost.contains(it)).collect()
+        addresses.map(|(id, _)| peer_of(id)).filter(|it| !self.has_lost(*it)).collect()
     }
 
     /// When something is due.
@@ -289,7 +290,10 @@ impl Conducting {
 
     /// Whether a server was declared lost: what it says of the job does not count any more.
     pub fn has_lost(&self, peer: Peer) -> bool {
-        self.lost.contains(&peer)
+        match peer {
+            Peer::Trainer(_) => false,
+            Peer::Server(id) => self.lost.get(&id.index).is_some_and(|it| *it >= id.incarnation),
+        }
     }
 
     /// The controller has fired the faults of a moment.
@@ -360,7 +364,7 @@ impl Conducting {
                     text,
                     Some((notice::Event::ServerLost, server)),
                 );
-                self.lost.insert(Peer::Server(server));
+                self.lost.insert(server.index, server.incarnation);
                 shared.forget(Peer::Server(server));
                 shared.close(Peer::Server(server));
             }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use cadre_planner::{DocumentId, Stretch};
 use cadre_protocol::{ServerId, TrainerId};
 use cadre_step::envelope::NanoLengths;
+use cadre_step::words::{Life, Stream};
 
 use self::job::Job;
 use super::agree::LENGTHS_AHEAD;
@@ -81,6 +82,34 @@ fn servers_that_are_lost_or_have_left_are_told_nothing_more() {
     assert_eq!(job.owed(), [id(1, 0)]);
     (0..2).for_each(|it| job.whole(it));
     assert_eq!(job.owed(), []);
+}
+
+#[test]
+fn a_server_that_starts_a_thousand_times_leaves_no_trace_of_most_of_them() {
+    let id = |index, incarnation| ServerId { index, incarnation };
+    let mut job = Job::assembled();
+    job.serve(2, &[Some(id(0, 0)), Some(id(1, 0))]);
+    assert!(job.announce(0));
+    job.take();
+    let ready = job.begin.pop().unwrap();
+    job.shared.begin(ready.planned, ready.first);
+    for incarnation in 1..1_000 {
+        let (server, peer) = (id(0, incarnation), Peer::Server(id(0, incarnation)));
+        job.serve(2 + u64::from(incarnation), &[Some(server), Some(id(1, 0))]);
+        let body = job.shared.compose(&Said::Leaving);
+        job.shared.tell(peer, &body);
+        let stream = Stream { life: Life(u64::from(incarnation)), era: 0 };
+        job.shared.word(peer, (stream, 0), Body::clone(&body)).unwrap();
+        job.take();
+    }
+    let last = Peer::Server(id(0, 999));
+    assert!(job.conducting.has_lost(Peer::Server(id(0, 998))) && !job.conducting.has_lost(last));
+    // Two trainers, the other server, and of this one the last two and the one that the step names.
+    assert!(job.shared.remembered().iter().all(|it| *it <= 6), "{:?}", job.shared.remembered());
+    for (incarnation, known) in [(0, true), (1, false), (997, false), (998, true), (999, true)] {
+        let peer = Peer::Server(id(0, incarnation));
+        assert_eq!(job.shared.address_of(peer).is_some(), known, "{incarnation}");
+    }
 }
 
 #[test]
