@@ -49,8 +49,10 @@ impl<P: Exchange> Io<P> {
     }
 
     fn submit(&mut self, at: At, rows: Option<PhaseRows<P::Memory>>) {
-        if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
-            it.submit(&mut self.shared, at, rows);
+        if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none())
+            && let Err(error) = it.submit(&mut self.shared, at, rows)
+        {
+            self.fail(error.to_string(), true);
         }
     }
 

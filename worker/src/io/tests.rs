@@ -7,8 +7,9 @@ use std::sync::mpsc::sync_channel;
 
 use cadre_control::proto::{ControllerMessage, controller_message};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
-use cadre_protocol::{Filler, Fillers, Message, Round, Settings, TrainerId};
+use cadre_protocol::{At, Filler, Fillers, Message, Round, Settings, TrainerId};
 use cadre_step::header::Header;
+use cadre_step::layers::Layers;
 
 use super::clock::Clock;
 use super::queues::{Notices, notices};
@@ -99,7 +100,10 @@ fn in_a_step() -> (Io<Tcp>, Notices<HostRows>, Receiver<planning::Wanted>, Weak<
     let (me, settings, now) = (TrainerId(0), Settings::default(), io.shared.now());
     let standing = Standing::new((me, 0), [Nanos(u64::MAX); 2], now);
     io.trainer = Some(Rows::new(me, settings, standing, now));
-    let header = serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let header: Header =
+        serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let layers = Layers::alike(header.layers.kind_of(0), 600).unwrap();
+    let header = Header { layers, ..header };
     let ready = match planning::done(planning::Wanted::Plan(Box::new(header))) {
         Request::Planned(ready) => ready.unwrap(),
         other => panic!("{other:?}"),
@@ -162,6 +166,25 @@ fn a_round_of_a_step_that_is_over_meanwhile_is_nobodys() {
     let given = given(&mut io, &planned);
     assert!(plan.strong_count() > 0 && io.ended.is_none());
     drop(given);
+}
+
+#[test]
+fn a_rank_that_submits_phase_after_phase_and_waits_for_none_ends_the_job_by_name() {
+    let (mut io, told, _planned, _) = in_a_step();
+    let row = HostRows::new(crate::memory::rows(1));
+    let submit = |io: &mut Io<Tcp>, phases: std::ops::Range<u32>| {
+        let rows = PhaseRows { q: row.clone(), k: row.clone(), v: row.clone(), gradients: None };
+        phases.for_each(|it| io.asked(Asked::Submit(At::new(0, it), rows.clone())));
+    };
+    // The window, and as many as wait for it.
+    let window = Settings::default().window as u32;
+    submit(&mut io, 0..window + 1024);
+    assert_eq!(io.ended, None);
+    submit(&mut io, window + 1024..window + 1025);
+    let Some(Ending::Failed { reason, bad_input: true }) = &io.ended else { panic!("it waits") };
+    let named = "rank 0 has submitted a phase more (step 0, layer 171, nano-batch 0, backward) while 1024";
+    assert!(reason.starts_with(named), "{reason}");
+    drop(told);
 }
 
 #[test]
