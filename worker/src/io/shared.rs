@@ -26,7 +26,7 @@ use self::pulls::Group;
 use super::clock::Clock;
 use super::exchange::Exchange;
 use super::output::{Output, Outputs, Side};
-use super::planning::{Finished, Asker, Reassign, Reassigning, Rounds};
+use super::planning::{Asker, Finished, Reassign, Reassigning, Rounds};
 use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
 use crate::trace::Tracer;
@@ -150,7 +150,9 @@ impl<P: Exchange> Shared<P> {
         let known = self.addresses.range(name(0)..=name(u32::MAX)).map(|it| *it.0);
         let mut older: Vec<_> = known.collect();
         older.truncate(older.len().saturating_sub(KEPT_INCARNATIONS));
-        older.retain(|&it| it != Peer::Server(id) && !self.steps.values().any(|step| step.names(it)));
+        older.retain(|&it| {
+            it != Peer::Server(id) && !self.steps.values().any(|step| step.names(it))
+        });
         for peer in older {
             self.addresses.remove(&peer);
             self.forget_replaced(peer);

@@ -182,7 +182,8 @@ fn a_rank_that_submits_phase_after_phase_and_waits_for_none_ends_the_job_by_name
     assert_eq!(io.ended, None);
     submit(&mut io, window + 1024..window + 1025);
     let Some(Ending::Failed { reason, bad_input: true }) = &io.ended else { panic!("it waits") };
-    let named = "rank 0 has submitted a phase more (step 0, layer 171, nano-batch 0, backward) while 1024";
+    let named =
+        "rank 0 has submitted a phase more (step 0, layer 171, nano-batch 0, backward) while 1024";
     assert!(reason.starts_with(named), "{reason}");
     drop(told);
 }
@@ -192,7 +193,9 @@ fn a_controller_lets_servers_go_and_no_trainer() {
     for (me, goes) in [(PeerId::server(0, 0), true), (PeerId::trainer(0, 0), false)] {
         let (mut io, _told, _planned) = io(me, None);
         let drain = proto::Drain { stays: false, over: true };
-        io.controller(ControllerMessage { message: Some(controller_message::Message::Drain(drain)) });
+        io.controller(ControllerMessage {
+            message: Some(controller_message::Message::Drain(drain)),
+        });
         io.turn();
         assert_eq!(io.ended == Some(Ending::Completed), goes);
     }

@@ -18,7 +18,7 @@ use cadre_step::planned::filler;
 use super::{Conducting, Published, Publishing};
 use crate::io::exchange::Exchange;
 use crate::io::output::Output;
-use crate::io::planning::{self, Own, Asker, Ready, Wanted};
+use crate::io::planning::{self, Asker, Own, Ready, Wanted};
 use crate::io::shared::Shared;
 
 impl Conducting {

@@ -262,8 +262,7 @@ mod tests {
     #[test]
     fn a_round_is_dealt_out_once_before_all_else_and_newer_ones_supersede_those_that_wait() {
         let ready = crate::io::planning::ready(header(5)).unwrap();
-        let round =
-            |asker, count| Reassign { step: 5, tables: vec![Fillers::new(); count], asker };
+        let round = |asker, count| Reassign { step: 5, tables: vec![Fillers::new(); count], asker };
         let taken = |backlog: &mut Backlog| {
             let lend = |asked| {
                 let rounds = AssignedRounds::new(ready.first.clone());
