@@ -258,6 +258,18 @@ impl Owed {
         });
     }
 
+    /// Forgets a peer that never comes back: it is told nothing more, under this name.
+    pub fn remove(&mut self, peer: Peer) {
+        if let Some(lane) = self.lanes.remove(&peer) {
+            self.due.remove(&(lane.due, peer));
+        }
+    }
+
+    /// How many peers were told something, and were not removed.
+    pub fn count(&self) -> usize {
+        self.lanes.len()
+    }
+
     /// Peers with unacknowledged words.
     pub fn peers(&self) -> impl Iterator<Item = Peer> {
         self.lanes.iter().filter(|it| !it.1.words.is_empty()).map(|it| *it.0)
@@ -313,6 +325,16 @@ impl Heard {
         let body = lane.early.remove(&lane.next)?;
         lane.next += 1;
         Some(body)
+    }
+
+    /// Forgets a peer that never comes back, and is not heard any more.
+    pub fn remove(&mut self, peer: Peer) {
+        self.lanes.remove(&peer);
+    }
+
+    /// How many peers have said something, and were not removed.
+    pub fn count(&self) -> usize {
+        self.lanes.len()
     }
 
     /// The acknowledgement for a peer: every word of this stream before this number was taken.

@@ -49,8 +49,10 @@ impl<P: Exchange> Io<P> {
     }
 
     fn submit(&mut self, at: At, rows: Option<PhaseRows<P::Memory>>) {
-        if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
-            it.submit(&mut self.shared, at, rows);
+        if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none())
+            && let Err(error) = it.submit(&mut self.shared, at, rows)
+        {
+            self.fail(error.to_string(), true);
         }
     }
 
@@ -106,6 +108,7 @@ impl<P: Exchange> Io<P> {
             Request::Made(made) => self.made(*made),
             Request::Planned(planned) => self.planned(*planned),
             Request::Read(read) => self.read(*read),
+            Request::Reassigned(reassigned) => self.reassigned(*reassigned),
             Request::Freed => self.freed(),
         }
     }
@@ -207,7 +210,7 @@ impl<P: Exchange> Io<P> {
     pub(super) fn event(&mut self, event: Wire) {
         match event {
             Wire::Connected(peer) => {
-                self.down.remove(&peer);
+                self.down.remove(&(peer.role, peer.index));
             }
             Wire::Message { from, bytes } => match postcard::from_bytes(&bytes) {
                 Ok(envelope) => self.ring(from, envelope),
@@ -248,7 +251,8 @@ impl<P: Exchange> Io<P> {
                 self.shared.cut(peer_of(peer));
             }
             Wire::Closed { peer, error } => {
-                if self.down.insert(peer) {
+                let known = self.down.insert((peer.role, peer.index), peer.incarnation);
+                if known != Some(peer.incarnation) {
                     tracing::info!("the link with {peer} broke: {error}");
                 } else {
                     tracing::debug!("the link with {peer} is still broken: {error}");

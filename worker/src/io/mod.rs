@@ -1,8 +1,7 @@
 //! The IO thread of a process: owns the exchange's sockets and the protocol machines; runs no kernel
 //! and makes no plan.
 //!
-//! It does move the bundles of lost servers (`reassign`), copy own rows to the server in place, and rows for works
-//! that run ahead of their bundle.
+//! This thread does copy own rows to the server in place, and rows for works that run ahead of their bundle.
 //!
 //! In: what the process's other threads want ([`Request`]), what the controller says, what peers ring and
 //! what pulls bring. Out: steps, whole phases and works for the threads that compute ([`Notice`]), and
@@ -39,20 +38,20 @@ pub mod tasks;
 pub mod telling;
 mod unnamed;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cadre_control::proto;
-use cadre_exchange::{PeerId, Waker};
+use cadre_exchange::{PeerId, Role, Waker};
 use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
 
 use self::conducting::Conducting;
 use self::exchange::Exchange;
 use self::load::Load;
-use self::planning::{Backlog, Plans, Ready};
+use self::planning::{Backlog, Plans, Ready, Reassigned};
 use self::probe::Probing;
 pub use self::queues::{Handle, Line};
 use cadre_step::conduct::{self, Made};
@@ -124,6 +123,8 @@ pub enum Request {
     Planned(Box<Result<Ready, planning::Error>>),
     /// A long word was read.
     Read(Box<Read>),
+    /// The bundles of a step were dealt out for a round.
+    Reassigned(Box<Reassigned>),
     /// What was finished is dropped.
     Freed,
 }
@@ -206,8 +207,8 @@ pub struct Io<P: Exchange> {
     plans: Plans,
     load: Load,
     backlog: Backlog,
-    /// Peers whose link is known to be broken: further tries are not worth a line each.
-    down: BTreeSet<PeerId>,
+    /// Peers whose link is known to be broken, by their newest incarnation: further tries are not worth a line each.
+    down: BTreeMap<(Role, u16), u32>,
     /// Why somebody was turned away so far; each is told once.
     turned_away: BTreeSet<String>,
     /// The controller wants this server to leave the job, which it does as soon as nothing is planned for it.
@@ -306,7 +307,7 @@ impl<P: Exchange> Io<P> {
             plans,
             load,
             backlog: Backlog::default(),
-            down: BTreeSet::new(),
+            down: BTreeMap::new(),
             turned_away: BTreeSet::new(),
             draining: None,
             probing: Probing::default(),

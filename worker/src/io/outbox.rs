@@ -83,6 +83,10 @@ impl<P: Exchange> Io<P> {
                 self.backlog.read(unread);
                 self.plan();
             }
+            Output::Reassign(asked) => {
+                self.backlog.reassign(asked);
+                self.plan();
+            }
             Output::Finished(finished) => {
                 self.backlog.finish(finished);
                 self.plan();
@@ -102,7 +106,6 @@ impl<P: Exchange> Io<P> {
                 let too_small = side == Side::Server && matches!(end, End::Memory { .. });
                 self.fail(end.to_string(), too_small);
             }
-            Output::Unplaceable(error) => self.fail(error.to_string(), false),
             Output::Broken(reason) => self.give_up(reason, false),
         }
     }

@@ -11,7 +11,7 @@ use cadre_control::proto;
 use cadre_protocol::{At, End, Message, PullId, PullResult};
 use cadre_step::envelope::{Ending, Said};
 
-use super::planning::{Finished, Ready, Wanted};
+use super::planning::{Finished, Ready, Reassign, Wanted};
 use super::rows::{Part, Whole};
 use super::tasks::Planned;
 use super::telling::Unread;
@@ -56,6 +56,8 @@ pub enum Output<M: Memory> {
     Plan(Wanted),
     /// A long word that is to be read.
     Read(Box<Unread>),
+    /// Bundles of a step that are to be dealt out.
+    Reassign(Reassign),
     /// What is to be dropped beside the IO thread.
     Finished(Finished),
     /// What the controller is told.
@@ -66,8 +68,6 @@ pub enum Output<M: Memory> {
     JobEnd(End),
     /// A machine says why nothing more comes from it.
     End(Side, End),
-    /// A step's assignments could not be made.
-    Unplaceable(cadre_planner::Error),
     /// This process can move nothing more.
     Broken(String),
 }

@@ -18,7 +18,7 @@ use cadre_exchange::LandingId;
 use cadre_kernels::device;
 use cadre_planner::{BundleId, RankId};
 use cadre_protocol::trainer::{Command, Event, Trainer};
-use cadre_protocol::{At, Nanos, Peer, PullId, RoundTable, Settings, TrainerId, Work};
+use cadre_protocol::{At, Nanos, Peer, PullId, Settings, TrainerId, Work};
 use cadre_step::lowering::{BackwardResult, Tensor};
 use cadre_step::phases::Direction;
 use cadre_step::planned::wire_bytes;
@@ -26,10 +26,25 @@ use cadre_step::planned::wire_bytes;
 pub use self::whole::{Landed, Part, Values, Whole};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
+use super::planning::Asker;
 use super::shared::{Shared, result_key, rows_key};
 use super::standing::Standing;
 use crate::launch::{PhaseRows, Results};
 use crate::memory::Memory;
+
+/// Maximum phases with rows that wait for the window. A caller that submits phases before it waits for others has no more than a
+/// layer has nano-batches.
+const MAX_QUEUED: usize = 1024;
+
+/// The main thread has submitted more than is kept.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "rank {rank} has submitted a phase more ({phase}) while {MAX_QUEUED} before it wait until others are over; wait for the ticket of a phase before the next one is submitted"
+)]
+pub struct TooMany {
+    rank: u16,
+    phase: String,
+}
 
 /// Between two looks at landings that are still copied to.
 const LOOK_EVERY: Nanos = Nanos::from_millis(2);
@@ -72,6 +87,8 @@ pub struct Rows<M> {
     machine: Trainer,
     /// Submitted by the main thread, waiting for the window.
     queued: VecDeque<(At, Option<Box<PhaseRows<M>>>)>,
+    /// Of them, those with rows.
+    with_rows: usize,
     open: BTreeMap<At, Open<M>>,
     /// Phases that have all results, and landings that are still copied to; looked at then.
     late: Vec<At>,
@@ -90,6 +107,7 @@ impl<M: Memory> Rows<M> {
             standing,
             machine: Trainer::new(me, settings, now),
             queued: VecDeque::new(),
+            with_rows: 0,
             open: BTreeMap::new(),
             late: Vec::new(),
             look_at: now,
@@ -109,25 +127,36 @@ impl<M: Memory> Rows<M> {
     }
 
     /// Takes rows of a phase, if this trainer has any; they go out as soon as the window allows.
+    ///
+    /// # Errors
+    ///
+    /// [`TooMany`]: nothing was taken.
     pub fn submit(
         &mut self,
         shared: &mut Shared<impl Exchange<Memory = M>>,
         at: At,
         rows: Option<PhaseRows<M>>,
-    ) {
-        if rows.is_some() {
+    ) -> Result<(), TooMany> {
+        if rows.is_none() {
+            self.standing.skipped();
+        } else if self.with_rows < MAX_QUEUED {
+            self.with_rows += 1;
             self.standing.submitted();
         } else {
-            self.standing.skipped();
+            let phase = shared.steps[&at.step].planned.order.at(at.phase);
+            let phase = crate::session::phase_name(at.step, phase);
+            return Err(TooMany { rank: self.me.0, phase });
         }
         self.queued.push_back((at, rows.map(Box::new)));
         self.announce(shared);
+        Ok(())
     }
 
     fn announce(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>) {
         while self.machine.may_submit() {
             let Some((at, rows)) = self.queued.pop_front() else { return };
             if let Some(rows) = rows {
+                self.with_rows -= 1;
                 if let Err(why) = self.reserve(shared, at) {
                     return shared.broke(&why);
                 }
@@ -205,18 +234,12 @@ impl<M: Memory> Rows<M> {
                 self.standing.passed(step);
                 shared.outputs.put(Output::Over(step));
             }
-            Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
-                Ok(Some(table)) => self.round(shared, table),
-                Ok(None) => {}
-                Err(error) => shared.outputs.put(Output::Unplaceable(error)),
-            },
+            Command::Reassign { step, round: _, tables } => {
+                shared.reassign(step, tables, Asker::Members);
+            }
             Command::Close(peer) => shared.close(peer),
             Command::End(end) => shared.outputs.put(Output::End(Side::Trainer, end)),
         }
-    }
-
-    fn round(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, table: RoundTable) {
-        self.handle(shared, Event::Round(Arc::new(table)));
     }
 
     fn pull_own(

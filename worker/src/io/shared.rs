@@ -14,22 +14,25 @@ use std::sync::Arc;
 use cadre_exchange::{PeerId, PullId as WirePull, RegionKey, Role};
 use cadre_planner::Assignment;
 use cadre_protocol::{
-    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
-    ServerId, TrainerId, Work, alive,
+    Acks, AssignedRounds, At, Fillers, Message, Nanos, Peer, PullId, PullResult, ServerId,
+    TrainerId, Work,
 };
 use cadre_step::envelope::Envelope;
 use cadre_step::lowering::Tensor;
-use cadre_step::planned::PlannedStep;
+use cadre_step::planned::{PlannedStep, filler};
 use cadre_step::words::Life;
 
 use self::pulls::Group;
 use super::clock::Clock;
 use super::exchange::Exchange;
 use super::output::{Output, Outputs, Side};
-use super::planning::Finished;
+use super::planning::{Asker, Finished, Reassign, Reassigning, Rounds};
 use super::telling::Telling;
 use crate::launch::{PhaseRows, Results};
 use crate::trace::Tracer;
+
+/// Incarnations of one server that are remembered, the newest ones.
+const KEPT_INCARNATIONS: usize = 2;
 
 /// Room for an envelope; most are shorter.
 const MESSAGE_BYTES: usize = 64;
@@ -39,7 +42,19 @@ const MESSAGE_BYTES: usize = 64;
 pub struct Running {
     /// The step.
     pub planned: Arc<PlannedStep>,
-    rounds: AssignedRounds<Vec<Assignment>>,
+    /// None while the planning thread has them.
+    rounds: Option<Rounds>,
+    /// Who fills the slots in the rounds that were dealt out.
+    tables: Vec<Fillers>,
+}
+
+impl Running {
+    /// Whether a peer fills or filled a slot.
+    fn names(&self, peer: Peer) -> bool {
+        let header = self.planned.header.fillers.iter().flatten().map(filler);
+        let rounds = self.tables.iter().flatten().flatten().copied();
+        header.chain(rounds).any(|it| it.executor() == Some(peer))
+    }
 }
 
 /// See the module.
@@ -116,11 +131,38 @@ impl<P: Exchange> Shared<P> {
         [self.rows.len(), self.results.len(), self.steps.len(), self.groups.len()]
     }
 
-    /// Learns where a peer listens.
+    /// Learns where a peer listens. Servers that many others have followed under their name are forgotten.
     pub fn know(&mut self, id: PeerId, address: &str) {
-        if !address.is_empty() {
-            self.addresses.insert(peer_of(id), (id, address.to_owned()));
+        if address.is_empty() {
+            return;
         }
+        let peer = peer_of(id);
+        let is_new = self.addresses.insert(peer, (id, address.to_owned())).is_none();
+        if is_new && let Peer::Server(newest) = peer {
+            self.forget_older(newest);
+        }
+    }
+
+    /// Forgets servers of the name of `id`, but for the newest ones: the one before may not know yet that it was declared lost, and
+    /// the conductor tells it so. Whom a step that runs names stays, too.
+    fn forget_older(&mut self, id: ServerId) {
+        let name = |incarnation| Peer::Server(ServerId { incarnation, ..id });
+        let known = self.addresses.range(name(0)..=name(u32::MAX)).map(|it| *it.0);
+        let mut older: Vec<_> = known.collect();
+        older.truncate(older.len().saturating_sub(KEPT_INCARNATIONS));
+        older.retain(|&it| {
+            it != Peer::Server(id) && !self.steps.values().any(|step| step.names(it))
+        });
+        for peer in older {
+            self.addresses.remove(&peer);
+            self.forget_replaced(peer);
+        }
+    }
+
+    /// How many peers are remembered: by their addresses, by what they were told, by what they have said.
+    pub fn remembered(&self) -> [usize; 3] {
+        let [told, heard] = self.telling.peers();
+        [self.addresses.len(), told, heard]
     }
 
     /// The exchange's name of a peer, once it is known where it listens.
@@ -202,27 +244,29 @@ impl<P: Exchange> Shared<P> {
     /// Takes a planned step; its bundles are where the header's fillers put them.
     pub fn begin(&mut self, planned: Arc<PlannedStep>, first: Vec<Assignment>) {
         let step = planned.header.step;
-        let rounds = AssignedRounds::new(first);
-        self.steps.entry(step).or_insert(Running { planned, rounds });
+        let (rounds, tables) = (Some(AssignedRounds::new(first)), Vec::new());
+        self.steps.entry(step).or_insert(Running { planned, rounds, tables });
     }
 
-    /// The table of the newest round of `tables`, which hold the fillers of rounds 1 and up.
-    ///
-    /// # Errors
-    ///
-    /// A bundle that no survivor can hold. `None` if the step is over.
-    pub fn table(
-        &mut self,
-        step: u64,
-        tables: &[Fillers],
-    ) -> Result<Option<RoundTable>, cadre_planner::Error> {
-        let Some(Running { planned, rounds }) = self.steps.get_mut(&step) else { return Ok(None) };
-        let assigned = rounds.after(tables, |before, fillers| {
-            planned.assign(Some(before.as_slice()), &alive(fillers))
-        })?;
-        let newest = tables.last().cloned().unwrap_or_default();
-        let round = Round(tables.len() as u32);
-        Ok(Some(planned.table(round, newest, assigned)))
+    /// Has the bundles of a step dealt out for the newest round of `tables`, which hold the fillers of rounds 1 and up.
+    pub fn reassign(&mut self, step: u64, tables: Vec<Fillers>, asker: Asker) {
+        self.outputs.put(Output::Reassign(Reassign { step, tables, asker }));
+    }
+
+    /// Lends what the planning thread deals out a round from; nothing if the step is over.
+    pub fn lend(&mut self, asked: Reassign) -> Option<Reassigning> {
+        let Running { planned, rounds, tables } = self.steps.get_mut(&asked.step)?;
+        tables.clone_from(&asked.tables);
+        let rounds = rounds.take().expect("one round is dealt out at a time");
+        Some(Reassigning { asked, planned: Arc::clone(planned), rounds })
+    }
+
+    /// Takes back what was lent. Nobody needs it if the step is over.
+    pub fn returned(&mut self, planned: Arc<PlannedStep>, rounds: Rounds) {
+        match self.steps.get_mut(&planned.header.step) {
+            Some(running) => running.rounds = Some(rounds),
+            None => self.finish((planned, rounds)),
+        }
     }
 }
 
@@ -298,6 +342,7 @@ pub fn peer_of(id: PeerId) -> Peer {
 #[allow(clippy::wildcard_enum_match_arm, reason = "tests pick one out of many")]
 mod tests {
     use cadre_exchange::MAX_MESSAGE_BYTES;
+    use cadre_protocol::Round;
     use proptest::prelude::*;
 
     use super::*;

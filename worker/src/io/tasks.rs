@@ -34,6 +34,7 @@ use super::early::Early;
 use super::exchange::Exchange;
 use super::gather;
 use super::output::{Output, Side};
+use super::planning::Asker;
 use super::shared::{Shared, result_key, rows_key};
 use crate::launch::{BundleRows, Done, Results, Work};
 use crate::memory::Memory;
@@ -243,11 +244,9 @@ impl<M: Memory> Tasks<M> {
             }
             Command::FreeResult { at, work } => free_result(shared, at, work),
             Command::StepOver(step) => self.step_over(shared, step),
-            Command::Reassign { step, round: _, tables } => match shared.table(step, &tables) {
-                Ok(Some(table)) => self.handle(shared, Event::Round(Arc::new(table))),
-                Ok(None) => {}
-                Err(error) => shared.outputs.put(Output::Unplaceable(error)),
-            },
+            Command::Reassign { step, round: _, tables } => {
+                shared.reassign(step, tables, Asker::Members);
+            }
             Command::Close(peer) => shared.close(peer),
             Command::End(end) => shared.outputs.put(Output::End(Side::Server, end)),
         }

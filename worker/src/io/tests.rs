@@ -5,10 +5,11 @@ use std::os::fd::AsFd as _;
 use std::sync::Weak;
 use std::sync::mpsc::sync_channel;
 
-use cadre_control::proto::{ControllerMessage, controller_message::Message};
+use cadre_control::proto::{ControllerMessage, controller_message};
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
-use cadre_protocol::{Settings, TrainerId};
+use cadre_protocol::{At, Filler, Fillers, Message, Round, Settings, TrainerId};
 use cadre_step::header::Header;
+use cadre_step::layers::Layers;
 
 use super::clock::Clock;
 use super::queues::{Notices, notices};
@@ -99,7 +100,10 @@ fn in_a_step() -> (Io<Tcp>, Notices<HostRows>, Receiver<planning::Wanted>, Weak<
     let (me, settings, now) = (TrainerId(0), Settings::default(), io.shared.now());
     let standing = Standing::new((me, 0), [Nanos(u64::MAX); 2], now);
     io.trainer = Some(Rows::new(me, settings, standing, now));
-    let header = serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let header: Header =
+        serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
+    let layers = Layers::alike(header.layers.kind_of(0), 600).unwrap();
+    let header = Header { layers, ..header };
     let ready = match planning::done(planning::Wanted::Plan(Box::new(header))) {
         Request::Planned(ready) => ready.unwrap(),
         other => panic!("{other:?}"),
@@ -125,11 +129,73 @@ fn the_plan_of_a_step_that_is_over_is_not_freed_by_the_io_thread() {
 }
 
 #[test]
+fn bundles_are_dealt_out_by_the_planning_thread_and_two_losses_meanwhile_at_once() {
+    let (mut io, _told, planned, _) = in_a_step();
+    let say = |io: &mut Io<Tcp>, tables: Vec<Fillers>| {
+        let round = Round(tables.len() as u32);
+        io.shared.outputs.put(output::Output::Message(Message::Round { step: 0, round, tables }));
+        while io.settle() == Settled::Some {}
+    };
+    let filled = vec![Some(Filler::InPlace(TrainerId(0)))];
+    let rounds: Vec<Fillers> = vec![vec![None], filled.clone(), vec![None], filled];
+    say(&mut io, rounds[..1].to_vec());
+    let first = planned.try_recv().unwrap();
+    for count in 1..=4 {
+        say(&mut io, rounds[..count].to_vec());
+    }
+    assert!(planned.try_recv().is_err(), "one is dealt out at a time");
+    io.asked(planning::done(first).into());
+    let planning::Wanted::Reassign(last) = planned.try_recv().unwrap() else { panic!("a round") };
+    assert_eq!(last.asked.tables, rounds);
+    io.asked(planning::done(planning::Wanted::Reassign(last)).into());
+    // Everybody here knows it now.
+    say(&mut io, rounds);
+    assert!(planned.try_recv().is_err());
+}
+
+#[test]
+fn a_round_of_a_step_that_is_over_meanwhile_is_nobodys() {
+    let (mut io, _told, planned, plan) = in_a_step();
+    io.shared.reassign(0, vec![vec![None]], planning::Asker::Members);
+    while io.settle() == Settled::Some {}
+    let round = planned.try_recv().unwrap();
+    io.trainer = None;
+    io.shared.outputs.put(output::Output::Over(0));
+    while io.settle() == Settled::Some {}
+    io.asked(planning::done(round).into());
+    let given = given(&mut io, &planned);
+    assert!(plan.strong_count() > 0 && io.ended.is_none());
+    drop(given);
+}
+
+#[test]
+fn a_rank_that_submits_phase_after_phase_and_waits_for_none_ends_the_job_by_name() {
+    let (mut io, told, _planned, _) = in_a_step();
+    let row = HostRows::new(crate::memory::rows(1));
+    let submit = |io: &mut Io<Tcp>, phases: std::ops::Range<u32>| {
+        let rows = PhaseRows { q: row.clone(), k: row.clone(), v: row.clone(), gradients: None };
+        phases.for_each(|it| io.asked(Asked::Submit(At::new(0, it), rows.clone())));
+    };
+    // The window, and as many as wait for it.
+    let window = Settings::default().window as u32;
+    submit(&mut io, 0..window + 1024);
+    assert_eq!(io.ended, None);
+    submit(&mut io, window + 1024..window + 1025);
+    let Some(Ending::Failed { reason, bad_input: true }) = &io.ended else { panic!("it waits") };
+    let named =
+        "rank 0 has submitted a phase more (step 0, layer 171, nano-batch 0, backward) while 1024";
+    assert!(reason.starts_with(named), "{reason}");
+    drop(told);
+}
+
+#[test]
 fn a_controller_lets_servers_go_and_no_trainer() {
     for (me, goes) in [(PeerId::server(0, 0), true), (PeerId::trainer(0, 0), false)] {
         let (mut io, _told, _planned) = io(me, None);
         let drain = proto::Drain { stays: false, over: true };
-        io.controller(ControllerMessage { message: Some(Message::Drain(drain)) });
+        io.controller(ControllerMessage {
+            message: Some(controller_message::Message::Drain(drain)),
+        });
         io.turn();
         assert_eq!(io.ended == Some(Ending::Completed), goes);
     }

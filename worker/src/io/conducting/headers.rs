@@ -18,7 +18,7 @@ use cadre_step::planned::filler;
 use super::{Conducting, Published, Publishing};
 use crate::io::exchange::Exchange;
 use crate::io::output::Output;
-use crate::io::planning::{self, Own, Ready, Wanted};
+use crate::io::planning::{self, Asker, Own, Ready, Wanted};
 use crate::io::shared::Shared;
 
 impl Conducting {
@@ -169,8 +169,7 @@ impl Conducting {
     pub fn begun(&mut self, shared: &mut Shared<impl Exchange>) {
         self.begins = None;
         if let Some((step, proposal, tables)) = self.proposal.take() {
-            let answer = Self::place(shared, step, proposal, &tables);
-            self.handle(shared, answer);
+            shared.reassign(step, tables, Asker::Conductor(proposal));
         }
     }
 
@@ -202,20 +201,22 @@ impl Conducting {
         }
     }
 
-    /// Answers whether every bundle has a slot with these tables.
-    pub(super) fn place(
+    /// The bundles of a step were dealt out as was proposed, or some bundle has no slot then.
+    pub fn reassigned(
+        &mut self,
         shared: &mut Shared<impl Exchange>,
         step: u64,
         proposal: u64,
-        tables: &[Fillers],
-    ) -> Event {
-        match shared.table(step, tables) {
-            Ok(_) => Event::Placed { step, proposal },
+        placed: Result<(), cadre_planner::Error>,
+    ) {
+        let answer = match placed {
+            Ok(()) => Event::Placed { step, proposal },
             Err(error) => {
                 Self::notice(shared, notice::Level::Warning, error.to_string(), None);
                 Event::Unplaceable { step, proposal }
             }
-        }
+        };
+        self.handle(shared, answer);
     }
 
     /// Fillers of a published step's slots by the newest view.

@@ -29,7 +29,7 @@ use self::agree::STANDING_TOGETHER;
 use self::reports::Figures;
 use super::exchange::Exchange;
 use super::output::Output;
-use super::planning::Ready;
+use super::planning::{Asker, Ready};
 use super::shared::{Shared, peer_of};
 use super::telling::Encoded;
 
@@ -86,7 +86,8 @@ pub struct Conducting {
     published: BTreeMap<u64, Published>,
     /// What was proposed before its step began here: step, proposal, tables.
     proposal: Option<(u64, u64, Vec<Fillers>)>,
-    lost: BTreeSet<Peer>,
+    /// Newest incarnation that was declared lost, by index of the server.
+    lost: BTreeMap<u16, u32>,
     /// Since the last step that was over.
     failovers: u32,
     /// Of the job, those before this process among them. A report that is read twice counts them once.
@@ -137,7 +138,7 @@ impl Conducting {
             publishing: None,
             published: BTreeMap::new(),
             proposal: None,
-            lost: BTreeSet::new(),
+            lost: BTreeMap::new(),
             failovers: 0,
             failovers_so_far: job.failovers,
             faults: job.faults.iter().copied().filter(|it| it.step >= first).collect(),
@@ -153,7 +154,7 @@ impl Conducting {
     /// The dedicated servers of the newest view, but for those that are lost.
     pub fn servers(&self) -> Vec<Peer> {
         let addresses = self.view.iter().flat_map(View::addresses);
-        addresses.map(|(id, _)| peer_of(id)).filter(|it| !self.lost.contains(it)).collect()
+        addresses.map(|(id, _)| peer_of(id)).filter(|it| !self.has_lost(*it)).collect()
     }
 
     /// When something is due.
@@ -292,7 +293,10 @@ impl Conducting {
 
     /// Whether a server was declared lost: what it says of the job does not count any more.
     pub fn has_lost(&self, peer: Peer) -> bool {
-        self.lost.contains(&peer)
+        match peer {
+            Peer::Trainer(_) => false,
+            Peer::Server(id) => self.lost.get(&id.index).is_some_and(|it| *it >= id.incarnation),
+        }
     }
 
     /// The controller has fired the faults of a moment.
@@ -329,14 +333,10 @@ impl Conducting {
     pub fn handle(&mut self, shared: &mut Shared<impl Exchange>, event: Event) {
         let mut commands = Vec::new();
         self.machine.handle(shared.now(), event, &mut commands);
-        let mut answers = Vec::new();
         for command in commands {
-            self.obey(shared, command, &mut answers);
+            self.obey(shared, command);
         }
         self.fire(shared);
-        for answer in answers {
-            self.handle(shared, answer);
-        }
         if self.patience.is_some_and(|it| it <= shared.now()) {
             self.patience = None;
             self.proceed(shared);
@@ -346,12 +346,7 @@ impl Conducting {
         }
     }
 
-    fn obey(
-        &mut self,
-        shared: &mut Shared<impl Exchange>,
-        command: Command,
-        answers: &mut Vec<Event>,
-    ) {
+    fn obey(&mut self, shared: &mut Shared<impl Exchange>, command: Command) {
         match command {
             Command::Publish { step, fillers } => self.publish(shared, step, &fillers),
             Command::Header { step, to } => self.header(shared, step, to),
@@ -362,7 +357,7 @@ impl Conducting {
                 match self.publishing.as_mut().filter(|it| it.step == step) {
                     Some(it) => it.proposal = Some((proposal, tables)),
                     None if begins => self.proposal = Some((step, proposal, tables)),
-                    None => answers.push(Self::place(shared, step, proposal, &tables)),
+                    None => shared.reassign(step, tables, Asker::Conductor(proposal)),
                 }
             }
             Command::DeclareLost(server) => {
@@ -375,7 +370,7 @@ impl Conducting {
                     text,
                     Some((notice::Event::ServerLost, server)),
                 );
-                self.lost.insert(Peer::Server(server));
+                self.lost.insert(server.index, server.incarnation);
                 shared.forget(Peer::Server(server));
                 shared.close(Peer::Server(server));
             }

@@ -10,6 +10,7 @@ use std::sync::atomic::Ordering;
 use cadre_planner::{DocumentId, Stretch};
 use cadre_protocol::{ServerId, TrainerId};
 use cadre_step::envelope::NanoLengths;
+use cadre_step::words::{Life, Stream};
 
 use self::job::Job;
 use super::agree::LENGTHS_AHEAD;
@@ -84,6 +85,34 @@ fn servers_that_are_lost_or_have_left_are_told_nothing_more() {
 }
 
 #[test]
+fn a_server_that_starts_a_thousand_times_leaves_no_trace_of_most_of_them() {
+    let id = |index, incarnation| ServerId { index, incarnation };
+    let mut job = Job::assembled();
+    job.serve(2, &[Some(id(0, 0)), Some(id(1, 0))]);
+    assert!(job.announce(0));
+    job.take();
+    let ready = job.begin.pop().unwrap();
+    job.shared.begin(ready.planned, ready.first);
+    for incarnation in 1..1_000 {
+        let (server, peer) = (id(0, incarnation), Peer::Server(id(0, incarnation)));
+        job.serve(2 + u64::from(incarnation), &[Some(server), Some(id(1, 0))]);
+        let body = job.shared.compose(&Said::Leaving);
+        job.shared.tell(peer, &body);
+        let stream = Stream { life: Life(u64::from(incarnation)), era: 0 };
+        job.shared.word(peer, (stream, 0), Body::clone(&body)).unwrap();
+        job.take();
+    }
+    let last = Peer::Server(id(0, 999));
+    assert!(job.conducting.has_lost(Peer::Server(id(0, 998))) && !job.conducting.has_lost(last));
+    // Two trainers, the other server, and of this one the last two and the one that the step names.
+    assert!(job.shared.remembered().iter().all(|it| *it <= 6), "{:?}", job.shared.remembered());
+    for (incarnation, known) in [(0, true), (1, false), (997, false), (998, true), (999, true)] {
+        let peer = Peer::Server(id(0, incarnation));
+        assert_eq!(job.shared.address_of(peer).is_some(), known, "{incarnation}");
+    }
+}
+
+#[test]
 fn a_trainer_that_counts_the_steps_otherwise_ends_the_job_by_its_name() {
     for step in [LENGTHS_AHEAD, 10, u64::MAX] {
         let expected = format!("trainer 1 announced step {step}, and the job is at step 0;");
@@ -144,7 +173,7 @@ fn the_job_is_over_when_every_trainer_has_said_that_no_step_follows() {
     let mut job = Job::assembled();
     (0..2).for_each(|it| job.tell(it, lengths(0, it)));
     assert!(job.plan());
-    job.conducting.obey(&mut job.shared, Command::StepDone(0), &mut Vec::new());
+    job.conducting.obey(&mut job.shared, Command::StepDone(0));
     job.tell(0, Said::Steps(1));
     (0..2).for_each(|it| job.tell(it, done(0)));
     assert_eq!(job.conducting.ending, None, "trainer 1 may have more");
@@ -272,10 +301,10 @@ fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
     let orders: [fn(&mut Job, Command); 2] = [
         |job, lost| {
             job.conducting.stop(&mut job.shared, true);
-            job.conducting.obey(&mut job.shared, lost, &mut Vec::new());
+            job.conducting.obey(&mut job.shared, lost);
         },
         |job, lost| {
-            job.conducting.obey(&mut job.shared, lost, &mut Vec::new());
+            job.conducting.obey(&mut job.shared, lost);
             job.conducting.stop(&mut job.shared, true);
         },
     ];
@@ -296,7 +325,7 @@ fn stopped_in(step: u64) -> Option<Ending> {
     (0..2).for_each(|it| job.tell(it, lengths(step, it)));
     assert!(job.plan());
     (0..2).for_each(|it| job.tell(it, Said::Steps(10)));
-    job.conducting.obey(&mut job.shared, Command::StepDone(step), &mut Vec::new());
+    job.conducting.obey(&mut job.shared, Command::StepDone(step));
     job.tell(0, done(step));
     job.conducting.stop(&mut job.shared, true);
     assert_eq!(job.conducting.ending, None);

@@ -1,4 +1,4 @@
-//! What the planning thread has done: headers that were made or planned, long words that were read, what it dropped.
+//! What the planning thread has done: headers that were made or planned, long words that were read, rounds that were dealt out.
 //!
 //! In: its results. Out: what it does next, and steps that begin in every machine.
 
@@ -9,14 +9,15 @@ use cadre_protocol::{server, trainer};
 use cadre_step::conduct::{self, Made};
 
 use crate::io::exchange::Exchange;
-use crate::io::planning::{self, Ready};
+use crate::io::planning::{self, Asker, Ready, Reassign, Reassigned};
 use crate::io::telling::Read;
 use crate::io::{Io, Notice};
 
 impl<P: Exchange> Io<P> {
     /// Has the planning thread do what comes next, unless it does something.
     pub(in crate::io) fn plan(&mut self) {
-        let Some(wanted) = self.backlog.take() else { return };
+        let shared = &mut self.shared;
+        let Some(wanted) = self.backlog.take(|asked| shared.lend(asked)) else { return };
         if self.plans.try_send(wanted).is_err() {
             self.fail("the planning thread ended".into(), false);
         }
@@ -29,6 +30,32 @@ impl<P: Exchange> Io<P> {
         match self.shared.read(read) {
             Ok(told) => self.told_all(from, told),
             Err(error) => self.fail(error.to_string(), false),
+        }
+        self.plan();
+    }
+
+    /// The bundles of a step were dealt out for a round. A step that is over by now needs it no more.
+    pub(super) fn reassigned(&mut self, reassigned: Reassigned) {
+        self.backlog.done();
+        let Reassigned { asked, planned, rounds, table } = reassigned;
+        let Reassign { step, tables: _, asker } = asked;
+        self.shared.returned(planned, rounds);
+        let shared = &mut self.shared;
+        match (asker, table) {
+            (Asker::Conductor(proposal), table) => {
+                if let Some(it) = &mut self.conductor {
+                    it.reassigned(shared, step, proposal, table.map(|_| ()));
+                }
+            }
+            (Asker::Members, Ok(table)) => {
+                if let Some(it) = &mut self.trainer {
+                    it.handle(shared, trainer::Event::Round(Arc::clone(&table)));
+                }
+                if let Some(it) = &mut self.server {
+                    it.handle(shared, server::Event::Round(table));
+                }
+            }
+            (Asker::Members, Err(error)) => self.fail(error.to_string(), false),
         }
         self.plan();
     }

@@ -1,23 +1,27 @@
 //! What the planning thread of a process does next.
 //!
-//! In: headers in any order, long words, and what nobody needs any more. Out: one thing to do at a time ([`Backlog::take`]). This
-//! module does nothing of it.
+//! In: rounds, headers in any order, long words, and what nobody needs any more. Out: one thing to do at a time
+//! ([`Backlog::take`]). This module does nothing of it.
 //!
 //! ```text
-//! first   long words: they take little, and others wait behind them
+//! first   rounds: until the bundles of a lost server are dealt out, its step stands
+//!         long words: they take little, and others wait behind them
 //!         headers, the earliest step first
 //!         the conductor's next header
 //! last    what is finished is dropped; but first, where more of it than two steps leave waits
 //! ```
 //!
-//! Invariant: a header is planned once, however often it comes.
+//! Invariant: a header is planned once, and a round dealt out once for all machines of the process, however often it comes; of
+//! rounds that wait only the newest one of a step is kept, and the newest proposal.
 
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use cadre_protocol::conductor::LIVE_STEPS;
 use cadre_step::conduct::Making;
 use cadre_step::header::Header;
 
+use super::rounds::{Reassign, Reassigning};
 use super::{Finished, Wanted};
 use crate::io::telling::Unread;
 
@@ -38,14 +42,17 @@ pub struct Backlog {
     /// Words that are to be read, of each peer one.
     unread: VecDeque<Box<Unread>>,
     finished: Vec<Finished>,
+    rounds: VecDeque<Reassign>,
     doing: Doing,
 }
 
 /// What the thread is doing.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Debug, Default, Eq, PartialEq)]
 enum Doing {
     #[default]
     Nothing,
+    /// It deals out a round.
+    Round(Reassign),
     /// It reads a word, or drops what is finished.
     Other,
     /// It makes or plans the header of a step.
@@ -71,6 +78,21 @@ impl Backlog {
             }
             Wanted::Read(unread) => self.read(unread),
             Wanted::Finished(all) => self.finished.extend(all),
+            Wanted::Reassign(it) => unreachable!("{:?} is no header", it.asked),
+        }
+    }
+
+    /// A round is to be dealt out, unless it is known or a newer one is.
+    pub fn reassign(&mut self, asked: Reassign) {
+        if let Doing::Round(it) = &self.doing
+            && asked.age(it).is_some_and(Ordering::is_le)
+        {
+            return;
+        }
+        match self.rounds.iter_mut().find_map(|it| Some((asked.age(it)?, it))) {
+            Some((Ordering::Greater, older)) => *older = asked,
+            Some((Ordering::Less | Ordering::Equal, _)) => {}
+            None => self.rounds.push_back(asked),
         }
     }
 
@@ -98,10 +120,20 @@ impl Backlog {
         }
     }
 
-    /// What is to be done now, if anything is.
-    pub fn take(&mut self) -> Option<Wanted> {
+    /// What is to be done now, if anything is. `lend` gives what a round is dealt out from; nothing where its step is over, so that
+    /// nobody wants it.
+    pub fn take(
+        &mut self,
+        mut lend: impl FnMut(Reassign) -> Option<Reassigning>,
+    ) -> Option<Wanted> {
         if self.doing != Doing::Nothing {
             return None;
+        }
+        while let Some(asked) = self.rounds.pop_front() {
+            if let Some(reassigning) = lend(asked) {
+                self.doing = Doing::Round(reassigning.asked.clone());
+                return Some(Wanted::Reassign(Box::new(reassigning)));
+            }
         }
         let wanted = self.next()?;
         self.doing = wanted.step().map_or(Doing::Other, Doing::Header);
@@ -128,14 +160,19 @@ impl Backlog {
     pub fn done(&mut self) -> Option<u64> {
         match std::mem::take(&mut self.doing) {
             Doing::Header(step) => Some(step),
-            Doing::Nothing | Doing::Other => None,
+            Doing::Nothing | Doing::Round(_) | Doing::Other => None,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
+    use cadre_protocol::{AssignedRounds, Fillers};
+
     use super::*;
+    use crate::io::planning::Asker;
     use crate::io::planning::tests::header;
 
     fn come(backlog: &mut Backlog, step: u64) {
@@ -144,8 +181,8 @@ mod tests {
 
     fn steps(backlog: &mut Backlog) -> Vec<u64> {
         let mut steps = Vec::new();
-        while let Some(wanted) = backlog.take() {
-            assert!(backlog.take().is_none(), "one is planned at a time");
+        while let Some(wanted) = backlog.take(|_| None) {
+            assert!(backlog.take(|_| None).is_none(), "one is planned at a time");
             assert_eq!(backlog.done(), wanted.step());
             steps.extend(wanted.step());
         }
@@ -158,10 +195,10 @@ mod tests {
         // Before it was planned, while it is, and after.
         come(&mut backlog, 3);
         come(&mut backlog, 3);
-        let first = backlog.take().unwrap();
+        let first = backlog.take(|_| None).unwrap();
         come(&mut backlog, 3);
         come(&mut backlog, 4);
-        assert!(backlog.take().is_none());
+        assert!(backlog.take(|_| None).is_none());
         assert_eq!(backlog.done(), first.step());
         come(&mut backlog, 3);
         come(&mut backlog, 4);
@@ -204,7 +241,7 @@ mod tests {
             (0..count).for_each(|_| backlog.finish(Finished::new(())));
         };
         let taken = |backlog: &mut Backlog| {
-            let taken = match backlog.take() {
+            let taken = match backlog.take(|_| None) {
                 Some(Wanted::Finished(all)) => all.len(),
                 Some(_) => 0,
                 None => panic!("something is to be done"),
@@ -219,7 +256,44 @@ mod tests {
         assert_eq!(taken(&mut backlog), MAX_FINISHED + 1);
         finish(&mut backlog, 1);
         assert_eq!([taken(&mut backlog), taken(&mut backlog)], [0, 1]);
-        assert!(backlog.take().is_none());
+        assert!(backlog.take(|_| None).is_none());
+    }
+
+    #[test]
+    fn a_round_is_dealt_out_once_before_all_else_and_newer_ones_supersede_those_that_wait() {
+        let ready = crate::io::planning::ready(header(5)).unwrap();
+        let round = |asker, count| Reassign { step: 5, tables: vec![Fillers::new(); count], asker };
+        let taken = |backlog: &mut Backlog| {
+            let lend = |asked| {
+                let rounds = AssignedRounds::new(ready.first.clone());
+                Some(Reassigning { asked, planned: Arc::clone(&ready.planned), rounds })
+            };
+            match backlog.take(lend) {
+                Some(Wanted::Reassign(it)) => Some(it.asked),
+                Some(other) => panic!("{other:?}"),
+                None => None,
+            }
+        };
+        let mut backlog = Backlog::default();
+        come(&mut backlog, 5);
+        let [first, second, third] = [1, 2, 3].map(|it| round(Asker::Members, it));
+        // The trainer asks, and the server of its process.
+        (0..2).for_each(|_| backlog.reassign(first.clone()));
+        assert_eq!(taken(&mut backlog), Some(first.clone()));
+        // Said again while it is dealt out; two servers are lost meanwhile, and the older news comes late.
+        let proposals = [7, 9, 8].map(|it| round(Asker::Conductor(it), 4));
+        for it in [&first, &third, &second].into_iter().chain(&proposals) {
+            backlog.reassign(it.clone());
+        }
+        assert_eq!(taken(&mut backlog), None);
+        backlog.done();
+        assert_eq!(taken(&mut backlog), Some(third));
+        backlog.done();
+        assert_eq!(taken(&mut backlog), Some(proposals[1].clone()));
+        backlog.done();
+        // Its step is over.
+        backlog.reassign(first);
+        assert_eq!(steps(&mut backlog), [5]);
     }
 
     #[test]

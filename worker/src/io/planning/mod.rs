@@ -1,15 +1,15 @@
 //! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, long words are
-//! read, and plans of steps that are over are dropped.
+//! read, bundles of lost servers are dealt out, and plans of steps that are over are dropped.
 //!
-//! In: headers, in any order, long words, what nobody needs any more. Out: for each header that is new and still wanted a
-//! [`Request::Planned`], for each word a [`Request::Read`]. [`Backlog`] decides what is done next and is pure; [`done`] does the
-//! work; [`start`] gives it a thread, which ends when nobody can send headers any more.
+//! In: headers, in any order, long words, rounds, what nobody needs any more. Out: for each header that is new and still wanted a
+//! [`Request::Planned`], for each word a [`Request::Read`], for each round a [`Request::Reassigned`]. [`Backlog`] decides what is
+//! done next and is pure; [`done`] does the work; [`start`] gives it a thread, which ends when nobody can send headers any more.
 //!
-//! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. So nothing
-//! that costs as much as a step has documents is done on the IO thread: it makes no layout, no plan and no first assignment; it
-//! encodes no header, decodes no long word and drops none of these.
+//! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. The IO
+//! thread makes no layout, no plan and no assignment; it encodes no header, decodes no long word and drops none of these.
 
 mod backlog;
+mod rounds;
 
 use std::sync::Arc;
 use std::sync::mpsc::{SyncSender, sync_channel};
@@ -22,6 +22,7 @@ use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
 pub use self::backlog::Backlog;
+pub use self::rounds::{Asker, Reassign, Reassigned, Reassigning, Rounds};
 use super::conducting::reports::Figures;
 use super::telling::{Encoded, Unread};
 use super::{Line, Request};
@@ -40,6 +41,8 @@ pub enum Wanted {
     Plan(Box<Header>),
     /// What a long word says.
     Read(Box<Unread>),
+    /// The table of a round.
+    Reassign(Box<Reassigning>),
     /// What is finished is dropped.
     Finished(Vec<Finished>),
 }
@@ -51,7 +54,7 @@ impl Wanted {
             Self::Making(it) => Some(it.step()),
             Self::Own(it, _) => Some(it.step()),
             Self::Plan(it) => Some(it.step),
-            Self::Read(_) | Self::Finished(_) => None,
+            Self::Read(_) | Self::Reassign(_) | Self::Finished(_) => None,
         }
     }
 }
@@ -158,13 +161,14 @@ impl Drop for Guard {
     }
 }
 
-/// Makes a header; plans a step, and places its bundles; reads a word; or drops what is finished.
+/// Makes a header; plans a step, and places its bundles; reads a word; deals out a round; or drops what is finished.
 pub fn done(wanted: Wanted) -> Request {
     match wanted {
         Wanted::Making(it) => Request::Made(Box::new(it.make())),
         Wanted::Own(it, trainers) => Request::Planned(Box::new(own(it.header(), trainers))),
         Wanted::Plan(it) => Request::Planned(Box::new(ready(*it))),
         Wanted::Read(it) => Request::Read(Box::new(it.read())),
+        Wanted::Reassign(it) => Request::Reassigned(Box::new(it.reassign())),
         Wanted::Finished(all) => {
             all.into_iter().for_each(Finished::free);
             Request::Freed

@@ -1,6 +1,7 @@
 //! Long words of peers: pulled part by part, read by another thread, taken in their order.
 //!
-//! In: words that are next of a peer, ends of pulls. Out: pulls; what peers said. A part that did not come is pulled again.
+//! In: words that are next of a peer, ends of pulls. Out: pulls; what peers said. A part that did not come is pulled again, into
+//! the memory where some of it may have landed, so that the exchange goes on where it stopped.
 
 use std::time::Duration;
 
@@ -30,6 +31,8 @@ pub(super) struct Fetch {
     /// What has come of it: parts, how many bytes of each, and of all.
     parts: Vec<(Buffer, usize)>,
     bytes: u64,
+    /// Where a part landed that did not come whole.
+    begun: Option<LandingId>,
     /// When a part of it came last, or it was asked for first.
     since: Nanos,
     pub(super) state: State,
@@ -57,11 +60,12 @@ impl Fetch {
 impl<P: Exchange> Shared<P> {
     /// What comes of a peer is not wanted any more.
     pub(super) fn drop_fetch(&mut self, of: Peer) {
-        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) =
-            self.telling.fetches.remove(&of)
-        {
-            self.provider.discard(landing);
-        }
+        let Some(Fetch { state, begun, .. }) = self.telling.fetches.remove(&of) else { return };
+        let pulling = match state {
+            State::Pulling { landing, .. } => Some(landing),
+            State::Waiting(_) | State::Reading(_) => None,
+        };
+        pulling.into_iter().chain(begun).for_each(|it| self.provider.discard(it));
     }
 
     /// A pull of a word ended. A word that is whole is put out to be read.
@@ -92,7 +96,11 @@ impl<P: Exchange> Shared<P> {
                 tracing::debug!("a word of {from} did not come: {error}");
                 fetch.state = State::Waiting(now.after(RETRY_AFTER));
                 let silent = now.since(fetch.since);
-                self.provider.discard(landing);
+                if self.provider.resumes() {
+                    fetch.begun = Some(landing);
+                } else {
+                    self.provider.discard(landing);
+                }
                 // A server that says nothing is lost sooner or later, and nobody waits for its words.
                 if silent >= self.telling.patience && matches!(from, Peer::Trainer(_)) {
                     return Err(Error::Unreachable { me: self.me, from, silent });
@@ -166,8 +174,10 @@ impl<P: Exchange> Shared<P> {
                 }
                 Body::There(word) => {
                     let (word, since) = (*word, self.now());
-                    let (parts, bytes, state) = (Vec::new(), 0, State::Waiting(since));
-                    self.telling.fetches.insert(from, Fetch { word, parts, bytes, since, state });
+                    let (parts, bytes, begun) = (Vec::new(), 0, None);
+                    let state = State::Waiting(since);
+                    let fetch = Fetch { word, parts, bytes, begun, since, state };
+                    self.telling.fetches.insert(from, fetch);
                     self.fetch(from);
                     return Ok(());
                 }
@@ -180,10 +190,11 @@ impl<P: Exchange> Shared<P> {
     pub(super) fn fetch(&mut self, from: Peer) {
         let now = self.now();
         let retry = State::Waiting(now.after(RETRY_AFTER));
-        let Some(fetch) = self.telling.fetches.get(&from) else { return };
+        let Some(fetch) = self.telling.fetches.get_mut(&from) else { return };
         let (word, remote) = (fetch.word, fetch.bytes);
         let bytes = (word.bytes - remote).min(PART_BYTES);
-        let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
+        let landed = fetch.begun.take().map_or_else(|| self.provider.land(bytes as usize), Ok);
+        let state = match (self.id_of(from), landed) {
             (Some(id), Ok(landing)) => {
                 let pieces = vec![Piece { remote, local: 0, bytes }];
                 let (key, patience) = (key(word.publication), PART_WITHIN);

@@ -149,6 +149,11 @@ impl Telling {
         self.owed.peers().collect()
     }
 
+    /// How many peers it remembers: those that were told something, and those that have said something.
+    pub fn peers(&self) -> [usize; 2] {
+        [self.owed.count(), self.heard.count()]
+    }
+
     /// Whether a pull of the exchange brings a word.
     pub fn is_mine(&self, pull: PullId) -> bool {
         self.fetches.values().any(|it| it.is(pull))
@@ -270,6 +275,13 @@ impl<P: Exchange> Shared<P> {
     pub fn forget(&mut self, peer: Peer) {
         self.telling.owed.forget(peer);
         self.drop_fetch(peer);
+    }
+
+    /// Forgets a peer that never comes back, as if it had never been there.
+    pub(super) fn forget_replaced(&mut self, peer: Peer) {
+        self.drop_fetch(peer);
+        self.telling.owed.remove(peer);
+        self.telling.heard.remove(peer);
     }
 
     /// A peer says a word. Out: what it has said, in order, as far as it is here.

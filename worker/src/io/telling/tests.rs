@@ -2,6 +2,8 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one word out of many")]
 
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -31,9 +33,9 @@ struct Side {
 }
 
 impl Side {
-    fn new(me: PeerId) -> Self {
+    fn new(me: PeerId, limits: Limits) -> Self {
         let bind = std::net::Ipv4Addr::LOCALHOST.into();
-        let (secret, limits) = ([1; 32], Limits::default());
+        let secret = [1; 32];
         let encryption = Encryption::Off;
         let links =
             Tcp::open(TcpConfig { bind, me, secret, data_version: 1, encryption, limits }).unwrap();
@@ -95,7 +97,11 @@ impl Side {
 }
 
 fn pair() -> (Side, Side) {
-    let (mut one, mut other) = (Side::new(CONDUCTOR), Side::new(TRAINER));
+    pair_within(Limits::default())
+}
+
+fn pair_within(limits: Limits) -> (Side, Side) {
+    let (mut one, mut other) = (Side::new(CONDUCTOR, limits), Side::new(TRAINER, limits));
     let addresses = (one.shared.provider.address(), other.shared.provider.address());
     one.shared.know(TRAINER, &addresses.1);
     other.shared.know(CONDUCTOR, &addresses.0);
@@ -212,6 +218,37 @@ fn cut_links_lose_no_word_and_double_none() {
         until((&mut conductor, &mut trainer), covered, cut);
         assert_eq!(heard(&conductor), said, "cut every {pace} turns");
     }
+}
+
+/// That the exchange then asks for no byte again that has landed is for its own tests.
+#[test]
+fn a_part_that_broken_links_interrupt_is_pulled_again_into_the_same_memory() {
+    const CHUNK: u64 = 64 << 10;
+    let limits = Limits { part_bytes: CHUNK, peer_window_bytes: CHUNK, ..Limits::default() };
+    let (mut conductor, mut trainer) = pair_within(limits);
+    let said = lengths(0, 800_000);
+    trainer.shared.tell_conductor(Said::Lengths(said.clone()));
+    let (landings, cuts, due) = (RefCell::new(BTreeSet::new()), Cell::new(0), Cell::new(false));
+    let covered = |conductor: &Side, trainer: &Side| {
+        let fetch = conductor.shared.telling.fetches.get(&Peer::Trainer(TrainerId(1)));
+        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) = fetch {
+            landings.borrow_mut().insert(*landing);
+            let rows = conductor.shared.provider.landed(*landing).unwrap().bytes();
+            let chunks = rows.chunks(CHUNK as usize);
+            let landed = chunks.take_while(|it| it.iter().any(|it| *it != 0)).count();
+            due.set(landed >= 8 * (cuts.get() + 1));
+        }
+        trainer.shared.telling.is_covered()
+    };
+    let cut = |_| {
+        let is_due = due.replace(false);
+        cuts.set(cuts.get() + usize::from(is_due));
+        is_due
+    };
+    until((&mut conductor, &mut trainer), covered, cut);
+    assert!(cuts.get() >= 3, "{} cuts", cuts.get());
+    assert_eq!(landings.borrow().len(), 1, "what had landed is thrown away");
+    assert_eq!((heard(&conductor), conductor.parts), (vec![said], 1));
 }
 
 #[test]

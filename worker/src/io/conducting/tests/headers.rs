@@ -68,9 +68,9 @@ fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     let fillers = [0, 1].map(|it| Some(cadre_protocol::Filler::InPlace(TrainerId(it)))).to_vec();
     let propose = Command::Propose { step: 0, proposal: 1, tables: vec![fillers] };
     for _ in 0..2 {
-        let mut answers = Vec::new();
-        job.conducting.obey(&mut job.shared, propose.clone(), &mut answers);
-        assert!(answers.is_empty(), "{answers:?}");
+        job.conducting.obey(&mut job.shared, propose.clone());
+        job.take();
+        assert_eq!(job.rounds, []);
         job.plan();
     }
     assert_eq!(job.begun(), 1);
@@ -79,6 +79,8 @@ fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     assert!(job.conducting.proposal.is_some());
     job.conducting.begun(&mut job.shared);
     assert!(job.conducting.proposal.is_none());
+    job.take();
+    assert_eq!(job.rounds.iter().map(|it| it.asker).collect::<Vec<_>>(), [Asker::Conductor(1)]);
 }
 
 #[test]

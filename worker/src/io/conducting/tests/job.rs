@@ -16,7 +16,7 @@ use super::super::*;
 use super::lengths;
 use crate::io::Request;
 use crate::io::clock::Clock;
-use crate::io::planning::{self, Ready, Wanted};
+use crate::io::planning::{self, Ready, Reassign, Wanted};
 use crate::trace::Tracer;
 
 /// A conductor of two trainers with in-place servers, at a time that the test counts.
@@ -27,6 +27,8 @@ pub(super) struct Job {
     /// What was put for others: a header to plan, steps to begin.
     pub(super) plan: Option<Wanted>,
     pub(super) begin: Vec<Ready>,
+    /// Rounds that are to be dealt out.
+    pub(super) rounds: Vec<Reassign>,
 }
 
 fn draft() -> Draft {
@@ -66,7 +68,7 @@ impl Job {
         let job: Settings =
             serde_json::from_str(include_str!("../../../../../testing/settings.json")).unwrap();
         let conducting = Conducting::new(draft(), settings, 0, &job, Nanos(0));
-        Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
+        Self { conducting, shared, nanos, plan: None, begin: Vec::new(), rounds: Vec::new() }
     }
 
     /// Both trainers know each other.
@@ -159,6 +161,7 @@ impl Job {
             match output {
                 Output::Plan(wanted) => self.plan = Some(wanted),
                 Output::Begin(ready) => self.begin.push(*ready),
+                Output::Reassign(round) => self.rounds.push(round),
                 Output::Message(_)
                 | Output::Conductor(_)
                 | Output::Report(_)
