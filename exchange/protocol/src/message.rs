@@ -151,7 +151,7 @@ pub struct Heartbeat {
 pub enum Why {
     /// The link to it breaks.
     Broken,
-    /// Its work is late.
+    /// The server's work is late.
     Late {
         /// The step.
         step: u64,

@@ -9,7 +9,7 @@ use crate::{Bundle, Groups, Parcel, Slot, TrainerId, Work};
 /// Tasks of one document and KV-head group; they move as a whole from slot to slot.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct BundleShape {
-    /// Its slot in the plan, in whose memory it has a planned place.
+    /// The bundle's slot in the plan, in whose memory it has a planned place.
     pub slot: Slot,
 }
 
@@ -101,7 +101,7 @@ pub struct ParcelShape {
     pub bundle: Bundle,
     /// The trainer that holds it.
     pub from: TrainerId,
-    /// Its size.
+    /// The size of the rows.
     pub bytes: u64,
 }
 

@@ -1,4 +1,5 @@
-//! What a full queue has swallowed is said again as soon as there is room, and nobody is suspect for it.
+//! What a full queue has swallowed is said again as soon as there is room, and nobody is suspect for it; whom a trainer cannot reach
+//! it says.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one command out of many")]
 
@@ -7,8 +8,8 @@ use std::sync::Arc;
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
 use cadre_protocol::{
-    Acks, At, Bundle, BundleShape, Filler, Message, Nanos, Parcel, ParcelShape, Peer, Round,
-    RoundTable, ServerId, Settings, Shape, Slot, Step, TrainerId, Why, Work, WorkShape,
+    Acks, At, Bundle, BundleShape, Filler, Message, Nanos, Parcel, ParcelShape, Peer, PullFailure,
+    Round, RoundTable, ServerId, Settings, Shape, Slot, Step, TrainerId, Why, Work, WorkShape,
 };
 
 const SERVER: ServerId = ServerId { index: 0, incarnation: 0 };
@@ -17,6 +18,10 @@ const TRAINER: TrainerId = TrainerId(1);
 /// One bundle on one server, with a work of trainer 1's rows, and one of both trainers' rows, all of whose
 /// results are for trainer 1.
 fn step() -> Arc<Step> {
+    step_of(Filler::Server(SERVER))
+}
+
+fn step_of(filler: Filler) -> Arc<Step> {
     let work = |needs| WorkShape { bundle: Bundle(0), needs, results: vec![(TRAINER, 10)] };
     let works = vec![work(vec![Parcel(0)]), work(vec![Parcel(0), Parcel(1)])];
     let parcel = |from| ParcelShape { bundle: Bundle(0), from, bytes: 100 };
@@ -25,7 +30,7 @@ fn step() -> Arc<Step> {
     let table = RoundTable {
         step: 0,
         round: Round(0),
-        fillers: vec![Some(Filler::Server(SERVER))],
+        fillers: vec![Some(filler)],
         assignments: vec![vec![Some(Slot(0))]],
     };
     let shapes = vec![Arc::new(shape.expect("it is well made"))];
@@ -101,6 +106,58 @@ fn a_doorbell_that_vanished_is_rung_again_though_its_trainer_wants_nothing() {
     }
     assert!(rings > 10 && closed, "{rings} rings, closed: {closed}");
     assert!(suspected > Nanos(5 * settings.suspect_after.0), "{suspected:?}");
+}
+
+/// Nobody but this trainer may know that it gets no results: the other one has pulled its rows, and waits for nothing.
+#[test]
+fn who_gets_no_results_of_a_trainer_in_place_says_that_it_cannot_reach_it() {
+    let settings = Settings::default();
+    let (other, at) = (Peer::Trainer(TrainerId(0)), At::new(0, 0));
+    for refuses_links in [true, false] {
+        let mut trainer = Trainer::new(TRAINER, settings, ms(0));
+        let mut handle = |now, event| {
+            let mut commands = Vec::new();
+            trainer.handle(now, event, &mut commands);
+            commands
+        };
+        handle(ms(1), trainer::Event::Begin(step_of(Filler::InPlace(TrainerId(0)))));
+        handle(ms(1), trainer::Event::Submitted(at));
+        let (mut pulls, mut said) = (Vec::new(), Vec::new());
+        for millis in (100..45_000).step_by(100) {
+            let heard = |from, message| trainer::Event::Message { from, message };
+            let pulse = Message::Pulse { watermark: None, ask: Vec::new() };
+            let mut commands = handle(ms(millis), heard(Peer::CONDUCTOR, pulse));
+            if refuses_links {
+                commands.extend(handle(ms(millis), trainer::Event::Closed(other)));
+            } else if pulls.is_empty() {
+                // It is heard, and what it has made does not come.
+                let works = vec![Work(0)];
+                commands.extend(handle(ms(millis), heard(other, Message::Finished { at, works })));
+            }
+            for pull in pulls.drain(..) {
+                let result = Err(PullFailure::Deadline);
+                commands.extend(handle(ms(millis), trainer::Event::Pulled { pull, result }));
+            }
+            for command in commands {
+                match command {
+                    trainer::Command::Pull { pull, .. } => pulls.push(pull),
+                    trainer::Command::Send {
+                        to: Peer::CONDUCTOR,
+                        message: Message::Unreached { trainers },
+                    } => said.extend(trainers),
+                    trainer::Command::Send { message: Message::Suspect { .. }, .. } => {
+                        panic!("no server is suspect")
+                    }
+                    _ => {}
+                }
+            }
+        }
+        assert!(!said.is_empty() && said.iter().all(|it| it.0 == TrainerId(0)), "{said:?}");
+        if refuses_links {
+            let longest = said.iter().map(|it| it.1).max();
+            assert!(longest >= Some(settings.trainer_after), "{longest:?}");
+        }
+    }
 }
 
 #[test]

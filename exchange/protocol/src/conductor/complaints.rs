@@ -30,7 +30,7 @@ const REMEMBERED_FOR: u64 = 600;
 #[derive(Debug, Default)]
 pub(super) struct Complaints {
     open: BTreeMap<(TrainerId, ServerId), Complaint>,
-    /// Those of a trainer, or the server in its process, about another trainer.
+    /// Complaints of a trainer, or the server in its process, about another trainer.
     apart: BTreeMap<(TrainerId, TrainerId), Complaint>,
     /// The newest server lost on the word of a trainer alone, and when.
     believed: BTreeMap<TrainerId, (ServerId, Nanos)>,

@@ -51,7 +51,7 @@ impl Life {
         self.heard
     }
 
-    /// It is heard. Out: whether its deadline moved nearer, as after a first word, which may take longer than later ones.
+    /// The peer is heard. Out: whether its deadline moved nearer, as after a first word, which may take longer than later ones.
     pub(super) fn hear(&mut self, now: Nanos) -> bool {
         self.link = Link::Well;
         std::mem::replace(&mut self.heard, now) > now

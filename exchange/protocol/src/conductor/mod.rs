@@ -17,6 +17,7 @@
 
 mod complaints;
 mod doubts;
+mod events;
 mod lives;
 mod rounds;
 
@@ -24,11 +25,12 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use self::complaints::Complaints;
 use self::doubts::Doubts;
+pub use self::events::{Command, Event};
 use self::lives::Life;
 use self::rounds::{Live, enable_standby};
 use crate::{
-    At, End, Fillers, Heartbeat, Message, Nanos, OnPoolLoss, Peer, Round, ServerId, Settings,
-    TrainerId, Why, alive,
+    At, End, Fillers, Heartbeat, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
+    Why, alive,
 };
 
 /// Steps whose headers are out and which are not done, at most: one that runs, and the next one.
@@ -36,101 +38,6 @@ pub const LIVE_STEPS: usize = 2;
 
 /// The proposal that a header is.
 pub const HEADER: u64 = 0;
-
-/// What happens to the conductor.
-#[derive(Clone, Debug)]
-pub enum Event {
-    /// Who fills the slots of headers to come. The first comes before the first `HeaderReady`.
-    View(Fillers),
-    /// A step can be published as soon as there is room for it. Steps come in order.
-    HeaderReady {
-        /// The step.
-        step: u64,
-        /// Its number of phases, not 0.
-        phases: u32,
-    },
-    /// The answer to [`Command::Propose`]: every bundle has a slot.
-    Placed {
-        /// The step.
-        step: u64,
-        /// Which proposal.
-        proposal: u64,
-    },
-    /// The answer to [`Command::Propose`] or [`Command::Publish`]: some bundle fits no live slot.
-    Unplaceable {
-        /// The step.
-        step: u64,
-        /// Which proposal, or [`HEADER`].
-        proposal: u64,
-    },
-    /// A message for this machine.
-    Message {
-        /// Who sent it.
-        from: Peer,
-        /// What.
-        message: Message,
-    },
-    /// The link to or from a peer broke, or a try to open it failed.
-    Closed(Peer),
-    /// The deadline has come.
-    Tick,
-}
-
-/// What the conductor's shell has to do.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub enum Command {
-    /// Make the header of the step with these fillers as round 0; `Header` commands follow. If some
-    /// bundle then has no slot, come back with [`Event::Unplaceable`] of [`HEADER`] before any other
-    /// event, and send no header: the step is published again with other fillers.
-    Publish {
-        /// The step.
-        step: u64,
-        /// By slot.
-        fillers: Fillers,
-    },
-    /// Send the header of a published step, again if need be; to trainer 0, begin it.
-    Header {
-        /// The step.
-        step: u64,
-        /// To whom.
-        to: Peer,
-    },
-    /// Send, opening a link if there is none. To the own process: hand to the machine it is for.
-    Send {
-        /// To whom.
-        to: Peer,
-        /// What.
-        message: Message,
-    },
-    /// Find out whether reassigning over these tables, one after the other, gives every bundle a slot,
-    /// and come back with [`Event::Placed`] or [`Event::Unplaceable`].
-    Propose {
-        /// The step.
-        step: u64,
-        /// Which proposal. An answer to an older one is ignored.
-        proposal: u64,
-        /// Fillers of rounds `1..`.
-        tables: Vec<Fillers>,
-    },
-    /// This server is lost: tell the controller, close its links.
-    DeclareLost(ServerId),
-    /// No live slot can take a bundle of the step, and no step runs before it; the job waits, goes local or ends.
-    PoolLost {
-        /// The step.
-        step: u64,
-    },
-    /// A round was sent: what fills the slots of this step now.
-    Filled {
-        /// The step.
-        step: u64,
-        /// The round.
-        round: Round,
-    },
-    /// Every trainer has every result of the step.
-    StepDone(u64),
-    /// Nothing more comes from this machine; the job ends.
-    End(End),
-}
 
 /// The machine.
 #[derive(Debug)]
@@ -354,7 +261,7 @@ impl Conductor {
                     out.push(Command::Send { to: from, message: live.message(step) });
                 }
                 Some(_) => {}
-                // Its first heartbeat after the header may have crossed it.
+                // The peer's first heartbeat after the header may have crossed it.
                 None if now.since(live.published) < self.settings.heartbeat_every => {}
                 None => {
                     lacks.push(step);

@@ -18,8 +18,8 @@
 use std::collections::BTreeSet;
 use std::ops::Bound;
 
+use super::active::{Active, Key, Unit, UnitState};
 use super::room::Room;
-use super::work::{Active, Key, Unit, UnitState};
 use super::{Command, Host, Server};
 use crate::{Filler, Parcel, Work};
 

@@ -83,7 +83,7 @@ pub enum Command {
     },
     /// Pull a parcel. In place, from the own trainer: take it.
     Pull {
-        /// Its name.
+        /// The name of the pull.
         pull: PullId,
         /// Whose rows.
         peer: TrainerId,

@@ -15,6 +15,7 @@
 //! Invariant: bytes pulled or being pulled, copies of them, and results of work made ready never exceed
 //! [`Server::budget`]; and no room is held by a bundle that waits for a room held by a later one.
 
+mod active;
 mod ahead;
 mod beats;
 mod events;
@@ -26,10 +27,10 @@ mod work;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use self::active::{Active, Key};
 use self::beats::Leaves;
 pub use self::events::{Command, Event, Host};
 use self::room::Rooms;
-use self::work::{Active, Key};
 use crate::step::Live;
 use crate::{
     Acks, At, Bundle, End, Message, Nanos, Parcel, Peer, PullId, RoundTable, Settings, Step,

@@ -8,7 +8,7 @@
 
 use std::collections::BTreeSet;
 
-use super::work::{Active, Key};
+use super::active::{Active, Key};
 use super::{Command, Server};
 use crate::{At, Message, Nanos, Parcel, Peer, PullFailure, PullResult, TrainerId};
 

@@ -50,7 +50,7 @@ impl Link {
 #[derive(Debug, Default)]
 pub(super) struct Links {
     all: BTreeMap<Peer, Link>,
-    /// Those on which something is due, and when.
+    /// Links on which something is due, and when.
     due: BTreeSet<(Nanos, Peer)>,
     /// Who fills a slot in a step that is not over.
     fillers: BTreeSet<Peer>,

@@ -70,7 +70,7 @@ pub enum Command {
     },
     /// Pull this trainer's results of one work.
     Pull {
-        /// Its name.
+        /// The name of the pull.
         pull: PullId,
         /// From whom.
         peer: Peer,
@@ -133,7 +133,7 @@ pub struct Trainer {
     next_pull: u64,
     /// Servers for which the conductor asks, how they are rung, and whether they have not answered since.
     asked: BTreeMap<ServerId, (Message, bool)>,
-    /// Those that have, since the last heartbeat.
+    /// Servers of those that have answered since the last heartbeat.
     reached: BTreeSet<ServerId>,
     watermark: Option<At>,
     done: Option<At>,
