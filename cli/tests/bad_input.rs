@@ -85,6 +85,8 @@ fn bad_manifests_are_refused() {
     let other = manifest("command: [cadre, train]", "command: [bash]");
     check(other, &["--steps=2"], "--steps is for cadre train, and the job's trainer is bash");
     check(manifest("--model=tiny", "--model=huge"), &[], "TrainingJob j: spec.template.spec");
+    let uneven = manifest("{poolRef: {name: p}}", "{poolRef: {name: p}, tolerance: '3'}");
+    check(uneven, &[], "spec.attention.tolerance is `3`; write a ratio from 1 to 2");
     let alone = "--exchange is node for trainers, auto for servers; say the same in both";
     check(manifest("--model=tiny", "--exchange=node"), &[], alone);
     let apart = "--exchange is tcp for trainers, shm for servers; say the same in both";

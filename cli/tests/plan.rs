@@ -111,6 +111,22 @@ fn slots_of_their_own_share_by_weight() {
 }
 
 #[test]
+fn what_may_be_uneven_asks_less_of_the_busiest_link() {
+    let folder = place(&workload());
+    let of = |args: &[&str]| {
+        let (code, out, said) =
+            planned(folder.path(), &[&["--json", "--lanes", "8"], args].concat());
+        assert_eq!((code, said.as_str()), (Some(0), ""));
+        let report: Value = serde_json::from_str(&out).unwrap();
+        let float = |name: &str| report[name].as_f64().unwrap();
+        let link = float("max_link_seconds_forward") + float("max_link_seconds_backward");
+        (float("max_over_mean"), link)
+    };
+    let (usual, uneven) = (of(&[]), of(&["--tolerance", "1.1"]));
+    assert!(usual.0 <= 1.002 && uneven.0 <= 1.1 && uneven.1 < usual.1, "{usual:?} {uneven:?}");
+}
+
+#[test]
 fn documents_have_the_mask_that_the_workload_names() {
     let keys = |mask: &str| {
         let mut workload = workload();
@@ -157,6 +173,9 @@ fn bad_workloads_and_options_are_refused_by_name() {
     check(&same, &["--weights", "100,100"], "2 numbers for 4 slots");
     check(&same, &["--weights", "100,100,0,100"], "slot 2 is 0");
     check(&same, &["--weights", "100,-1,100,100"], "weights");
+    for ratio in ["0.9", "NaN", "2.1", "two"] {
+        check(&same, &["--tolerance", ratio], "give a ratio from 1 to 2, such as 1.002");
+    }
     check(&same, &["--slots", "0"], "slots");
     check(&same, &["--lanes", "3"], "lanes");
     check(&same, &["--hidden-q", "4000"], "--hidden-q is 4000");

@@ -104,6 +104,8 @@ pub const CADRE_MEMORY_MIB: &str = "CADRE_MEMORY_MIB";
 pub const TRAINER_MEMORY_MIB: u32 = 4096;
 /// Calibration that plans are made with: a file, or a name that ships with Cadre; not set: nominal costs.
 pub const CADRE_PROFILE: &str = "CADRE_PROFILE";
+/// How uneven plans may be, the last finish over the mean, 1 to 2; not set: 1.002.
+pub const CADRE_TOLERANCE: &str = "CADRE_TOLERANCE";
 /// Number of the job's attempt, from 1.
 pub const CADRE_ATTEMPT: &str = "CADRE_ATTEMPT";
 /// Name of the job.

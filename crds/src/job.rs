@@ -147,6 +147,17 @@ pub struct Attention {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub profile: Option<String>,
+    /// How uneven plans may be: the last finish over the mean of all, a ratio from 1 to 2 as text, such as "1.05". Above 1.002
+    /// unevenness is spent on less work for the busiest link. Default "1.002".
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(
+            length(min = 1, max = 8),
+            regex(pattern = r"^(1([.][0-9]{1,6})?|2([.]0{1,6})?)$")
+        )
+    )]
+    pub tolerance: Option<String>,
 }
 
 fn trainer_memory() -> u32 {
@@ -166,6 +177,7 @@ impl Default for Attention {
             pool_wait_seconds: pool_wait_seconds(),
             in_place_memory_mebibytes: trainer_memory(),
             profile: None,
+            tolerance: None,
         }
     }
 }

@@ -134,6 +134,12 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
         let remedy = "name a file of cadre calibrate, or leave the field out";
         return refuse("spec.attention.profile", "is empty", remedy);
     }
+    if let Some(tolerance) = &spec.attention.tolerance
+        && !tolerance.parse::<f64>().is_ok_and(|it| (1.0..=2.0).contains(&it))
+    {
+        let remedy = "write a ratio from 1 to 2, such as \"1.002\", or leave the field out";
+        return refuse("spec.attention.tolerance", format!("is `{tolerance}`"), remedy);
+    }
     positive_if_set("spec.activeDeadlineSeconds", spec.active_deadline_seconds)?;
     within("spec.failurePolicy.maxRestarts", spec.failure_policy.restarts(), 0, 1000)?;
     let silence = spec.failure_policy.suspect_after_seconds;

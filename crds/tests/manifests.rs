@@ -271,6 +271,15 @@ fn values_that_mean_nothing_are_refused() {
         "{name: p}\n    profile: ''",
         "spec.attention.profile is empty; name a file of cadre calibrate, or leave the field out",
     );
+    for tolerance in ["0.999", "2.000001", "NaN", "", "two"] {
+        job(
+            "{name: p}",
+            &format!("{{name: p}}\n    tolerance: '{tolerance}'"),
+            &format!(
+                "spec.attention.tolerance is `{tolerance}`; write a ratio from 1 to 2, such as \"1.002\", or leave the field out"
+            ),
+        );
+    }
     job(
         "  nodes: 2",
         "  failurePolicy: {rules: [{action: Restart, exitCodes: []}]}",

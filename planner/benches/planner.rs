@@ -22,7 +22,8 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId, Traffic, plan,
+    Costs, Document, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, SlotId, Tolerance,
+    Traffic, plan,
 };
 use serde_json::{Value, json};
 
@@ -161,6 +162,7 @@ fn problem(workload: &Workload, lanes: u16) -> Problem {
         slots: (0..workload.num_ranks).map(slot).collect(),
         costs: Costs::pairs_only(),
         links: Links::equal(),
+        tolerance: Tolerance::USUAL,
     }
 }
 

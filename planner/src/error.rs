@@ -53,6 +53,9 @@ pub enum Error {
     /// A wire type of another size.
     #[error("elements of {bytes} bytes are not supported; use 2 (bf16) or 4 (f32)")]
     BadElement { bytes: u8 },
+    /// A ratio that no plan is made for.
+    #[error("tolerance {given} is not supported; give a ratio from 1 to 2, such as 1.002")]
+    BadTolerance { given: String },
     /// Longest task that is no whole number of tiles.
     #[error("costs.task_rows is {rows}; use a positive multiple of 128")]
     BadTaskRows { rows: u32 },

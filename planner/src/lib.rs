@@ -27,6 +27,7 @@ mod profile;
 mod reassign;
 mod regions;
 mod scale;
+mod tolerance;
 mod traffic;
 mod weights;
 
@@ -47,6 +48,7 @@ pub use profile::{Direction, Kept, LinkTimes, Profile, ProfileError, Table, Tabl
 pub use reassign::{Assignment, reassign};
 pub use regions::{Part, RankSum, Regions, SLOTS_OF_A_REGION, Sent};
 pub use scale::servers_for;
+pub use tolerance::Tolerance;
 pub use traffic::{Flow, Least, Place, Pull, Pulls, Traffic, least, least_memory};
 pub use weights::Learnt;
 

@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
 use crate::memory;
-use crate::{Costs, Document, DocumentId, Error, Layout, Links, Mask, RankId, TILE_ROWS};
+use crate::{
+    Costs, Document, DocumentId, Error, Layout, Links, Mask, RankId, TILE_ROWS, Tolerance,
+};
 
 /// Most cost of all work, and most head start: finishing times at weight 1 fit 64 bits.
 pub(crate) const MOST_COST: u64 = 1 << 57;
@@ -95,6 +97,9 @@ pub struct Problem {
     /// How fast rows travel.
     #[serde(default)]
     pub links: Links,
+    /// How uneven a plan may be.
+    #[serde(default)]
+    pub tolerance: Tolerance,
 }
 
 impl Problem {
@@ -104,7 +109,7 @@ impl Problem {
     ///
     /// The first number that is out of range, by name.
     pub fn check(&self) -> Result<(), Error> {
-        let Self { layout, heads, element_bytes, lanes, slots, costs, links } = self;
+        let Self { layout, heads, element_bytes, lanes, slots, costs, links, tolerance: _ } = self;
         let Heads { query, kv, dim } = *heads;
         if query == 0 || kv == 0 || dim == 0 || !query.is_multiple_of(kv) {
             return Err(Error::BadHeads { query, kv, dim });
@@ -171,7 +176,7 @@ impl Problem {
 
     /// Same on every machine for the same problem, for ever.
     pub fn digest(&self) -> u64 {
-        let Self { layout, heads, element_bytes, lanes, slots, costs, links } = self;
+        let Self { layout, heads, element_bytes, lanes, slots, costs, links, tolerance } = self;
         let mut digest = Digest::new("problem");
         digest.u64(layout.documents().len() as u64);
         for &Document { rows, mask } in layout.documents() {
@@ -206,6 +211,10 @@ impl Problem {
         }
         costs.encode(&mut digest);
         links.encode(&mut digest);
+        // Last, so that problems of the usual one keep their digest.
+        if let Some(millionths) = tolerance.told() {
+            digest.u64(millionths.into());
+        }
         digest.value()
     }
 

@@ -10,7 +10,7 @@
 use std::path::{Path, PathBuf};
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Slot};
+use cadre_planner::{Costs, Slot, Tolerance};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -91,6 +91,9 @@ pub struct Header {
     pub slots: Vec<Slot>,
     /// What tasks cost, by kind of layers.
     pub costs: Vec<Costs>,
+    /// How uneven plans may be; headers that do not say it mean the usual.
+    #[serde(default)]
+    pub tolerance: Tolerance,
     /// In which order nano-batches go forward and backward, through which layers.
     pub turns: Turns,
     /// Documents and where their rows are, by nano-batch.
@@ -114,6 +117,7 @@ impl Header {
             placement,
             slots,
             costs,
+            tolerance,
             turns,
             nanos,
             view: _,
@@ -122,6 +126,7 @@ impl Header {
         let bytes = postcard::to_stdvec(&(
             (step, layers, wire, seed, numerics, placement, slots, costs, turns, nanos),
             kv_heads,
+            tolerance,
         ))
         .expect("a header is plain data");
         xxh3_64(&bytes)
@@ -236,8 +241,8 @@ impl Log {
         self.headers.iter().rfind(|it| it.step == step)
     }
 
-    /// The recorded decisions for the step of `fresh`: its slots, weights, costs, placement and whether heads part, with
-    /// the layout and the rest checked to be the same.
+    /// The recorded decisions for the step of `fresh`: its slots, weights, costs, tolerance, placement and whether heads part,
+    /// with the layout and the rest checked to be the same.
     ///
     /// # Errors
     ///
@@ -257,8 +262,8 @@ impl Log {
         if let Some((what, _)) = differs.into_iter().find(|(_, same)| !same) {
             return Err(Error::Foreign { path: self.path.clone(), step, what });
         }
-        let Header { kv_heads, placement, slots, costs, .. } = recorded.clone();
-        Ok(Header { kv_heads, placement, slots, costs, ..fresh })
+        let Header { kv_heads, placement, slots, costs, tolerance, .. } = recorded.clone();
+        Ok(Header { kv_heads, placement, slots, costs, tolerance, ..fresh })
     }
 }
 
@@ -312,7 +317,8 @@ mod tests {
         let first = header(3);
         let slots = vec![slot(50), slot(200)];
         let (placement, kv_heads) = (Placement::Local, KvHeads::Apart);
-        let again = Header { kv_heads, placement, slots, ..header(3) };
+        let tolerance = Tolerance::new(1.05).unwrap();
+        let again = Header { kv_heads, placement, slots, tolerance, ..header(3) };
         let log = log(&lines(&[first, again.clone()])).unwrap();
         let view = ViewNumber { term: 1, counter: 9 };
         let fresh = Header { fillers: vec![None], view, ..header(3) };
@@ -335,6 +341,7 @@ mod tests {
             Header { kv_heads: KvHeads::Apart, ..header(3) },
             Header { slots: vec![slot(101)], ..header(3) },
             Header { costs: vec![Costs::pairs_only()], ..header(3) },
+            Header { tolerance: Tolerance::new(1.05).unwrap(), ..header(3) },
             Header { nanos: vec![packing(299)], ..header(3) },
             Header { turns: Turns::forward(NonZeroU16::MIN), ..header(3) },
             Header { layers: layers([Mask::Causal, Mask::Full]), ..header(3) },

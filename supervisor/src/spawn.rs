@@ -110,6 +110,9 @@ impl Processes {
         if let Some(profile) = &config.job.spec.attention.profile {
             shared.push((contract::CADRE_PROFILE, profile.clone()));
         }
+        if let Some(tolerance) = &config.job.spec.attention.tolerance {
+            shared.push((contract::CADRE_TOLERANCE, tolerance.clone()));
+        }
         if config.trace {
             shared.push((contract::CADRE_TRACE, text(&config.out.join("trace"))));
         }

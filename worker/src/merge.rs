@@ -166,7 +166,7 @@ mod tests {
     use std::sync::Arc;
 
     use cadre_crds::Wire;
-    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
+    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot, Tolerance};
     use cadre_protocol::ServerId;
     use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
@@ -193,6 +193,7 @@ mod tests {
             placement: Placement::Pool,
             slots: vec![slot, slot],
             costs: vec![Costs { task_rows: 128, ..Costs::default() }],
+            tolerance: Tolerance::USUAL,
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),

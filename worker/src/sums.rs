@@ -150,7 +150,7 @@ mod tests {
 
     use cadre_crds::Wire;
     use cadre_exchange::{Buffer, Piece};
-    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot};
+    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot, Tolerance};
     use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
@@ -178,6 +178,7 @@ mod tests {
             placement: Placement::Pool,
             slots: vec![slot; 3],
             costs: vec![Costs { task_rows: 128, ..Costs::default() }],
+            tolerance: Tolerance::USUAL,
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),

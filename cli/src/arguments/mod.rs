@@ -11,6 +11,7 @@ use std::ffi::OsString;
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
+use cadre_planner::Tolerance;
 use cadre_supervisor::Fault;
 use cadre_trainer::model::Pattern;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -117,6 +118,10 @@ pub(crate) struct RunOptions {
     /// default: what the job's spec.attention.profile says, or nominal costs.
     #[arg(long, value_name = "NAME")]
     pub(crate) profile: Option<String>,
+    /// How uneven plans may be, the last finish over the mean of all, for less work of the busiest link: 1 to 2; default: what
+    /// the job's spec.attention.tolerance says, or 1.002.
+    #[arg(long, value_name = "RATIO")]
+    pub(crate) tolerance: Option<Tolerance>,
     /// Directory for results; default: the next free one of runs/JOB, runs/JOB-2, …
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
@@ -162,6 +167,10 @@ pub(crate) struct JobOptions {
     /// Without one plans are of nominal costs, and times those of h200-hopper.
     #[arg(long, value_name = "NAME", requires = "files")]
     pub(crate) profile: Option<String>,
+    /// How uneven plans may be, the last finish over the mean of all, for less work of the busiest link: 1 to 2; default: with
+    /// -f what the job says, or 1.002.
+    #[arg(long, value_name = "RATIO")]
+    pub(crate) tolerance: Option<Tolerance>,
     /// With -f: sizes of the model, if the job does not run `cadre train`: 8b, 34b, tiny, small, medium.
     #[arg(long, value_name = "NAME", requires = "files")]
     pub(crate) model: Option<String>,

@@ -107,6 +107,7 @@ fn problem(options: &PlanOptions, workload: &Workload) -> Result<Problem, PlanEr
         slots: slots(options, workload.num_ranks)?,
         costs: Costs::pairs_only(),
         links: Links::equal(),
+        tolerance: options.job.tolerance.unwrap_or_default(),
     })
 }
 

@@ -88,7 +88,7 @@ impl Workload {
 
 #[cfg(test)]
 mod tests {
-    use cadre_planner::{Costs, Document, Heads, Layout, Links, Problem, Slot, plan};
+    use cadre_planner::{Costs, Document, Heads, Layout, Links, Problem, Slot, Tolerance, plan};
     use proptest::prelude::*;
     use serde_json::{Value, json};
 
@@ -170,6 +170,7 @@ mod tests {
                 slots: vec![slot; workload.num_ranks as usize],
                 costs: Costs::pairs_only(),
                 links: Links::equal(),
+                tolerance: Tolerance::USUAL,
             };
             let plan = plan(&problem).expect("what was laid out can be planned");
             prop_assert_eq!(plan.check(&problem), Ok(()));

@@ -34,6 +34,9 @@ pub(super) fn trainer(
     if options.profile.is_some() {
         job.spec.attention.profile.clone_from(&options.profile);
     }
+    if let Some(tolerance) = options.tolerance {
+        job.spec.attention.tolerance = Some(tolerance.to_string());
+    }
     let container = only(&mut job.spec.template);
     if let Some(program) = container.command.iter().flatten().next().filter(|it| *it != "cadre") {
         another(program, options)?;

@@ -14,7 +14,12 @@ use crate::arguments::JobOptions;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct SimulateOptions {
     /// What to simulate.
-    #[arg(long, value_enum, required_unless_present = "files", conflicts_with = "files")]
+    #[arg(
+        long,
+        value_enum,
+        required_unless_present = "files",
+        conflicts_with_all = ["files", "tolerance"]
+    )]
     pub(crate) table: Option<TableKind>,
     #[command(flatten)]
     pub(crate) job: JobOptions,

@@ -107,7 +107,10 @@ fn a_job_plans_with_its_calibration_and_as_cadre_plan_says() {
     let every = "--checkpoint-every=0, --model=small, '--layers=window:40,full', --accumulate=2";
     let job = Job { servers: 1, in_place: true, every, ..MIXED };
     let mut digests = Vec::new();
-    for (name, args) in [("nominal", &[][..]), ("calibrated", &["--profile", &own])] {
+    let uneven = ["--tolerance", "1.3"];
+    for (name, args) in
+        [("nominal", &[][..]), ("calibrated", &["--profile", &own]), ("uneven", &uneven)]
+    {
         place.bits(name, job, args);
         let steps = rows(&place.path(name).join("steps.jsonl"));
         let plans: Vec<_> = steps.iter().map(|it| it["plans"].clone()).collect();
@@ -126,7 +129,13 @@ fn a_job_plans_with_its_calibration_and_as_cadre_plan_says() {
         assert_eq!(planned[..STEPS], plans, "{name}");
         digests.push(plans);
     }
-    assert!(digests[0].iter().zip(&digests[1]).all(|it| it.0 != it.1), "costs are in the plans");
+    for other in &digests[1..] {
+        assert!(
+            digests[0].iter().zip(other).all(|it| it.0 != it.1),
+            "what is asked is in the plans"
+        );
+    }
+    assert_eq!(rows(&place.path("uneven").join("headers.jsonl"))[0]["tolerance"], 1.3);
     let costs = |name: &str| rows(&place.path(name).join("headers.jsonl"))[0]["costs"][1].clone();
     assert_eq!(
         (&costs("nominal")["task"], &costs("calibrated")["task"]),

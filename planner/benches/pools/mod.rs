@@ -1,6 +1,8 @@
 //! Pools of any size for benches, with documents of a fixed heavy tail.
 
-use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot};
+use cadre_planner::{
+    Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot, Tolerance,
+};
 
 pub(crate) const HEADS: Heads = Heads { query: 32, kv: 8, dim: 128 };
 
@@ -36,5 +38,6 @@ pub(crate) fn pool(slots: u32, documents: usize, lanes: u16, place: Place, seed:
         slots: (0..slots).map(slot).collect(),
         costs: Costs::pairs_only(),
         links: Links::equal(),
+        tolerance: Tolerance::USUAL,
     }
 }

@@ -2,7 +2,9 @@
 //!
 //! In: a model, ranks, slots, lengths of documents. Out: a problem whose cost is pairs alone, without limits of memory.
 
-use cadre_planner::{Costs, Document, Error, Layout, Links, Mask, Problem, RankId, Slot};
+use cadre_planner::{
+    Costs, Document, Error, Layout, Links, Mask, Problem, RankId, Slot, Tolerance,
+};
 
 use crate::machine::Model;
 
@@ -81,6 +83,7 @@ impl Cluster {
             slots: self.weights.iter().enumerate().map(slot).collect(),
             costs: Costs::pairs_only(),
             links: Links::equal(),
+            tolerance: Tolerance::USUAL,
         };
         problem.check()?;
         Ok(problem)

@@ -15,8 +15,6 @@ use super::room::Limits;
 use crate::plan::{Draft, level};
 use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
 
-/// The last slot may finish after the level by one part in this many of it: 0.2 %.
-const TOLERATED: u64 = 508;
 /// Maximum whole documents of a slot, the longest ones, that are candidates when rows have to leave
 /// the slot.
 pub(super) const LONGEST: usize = 8;
@@ -121,10 +119,12 @@ impl Bin<'_> {
 pub(super) struct Bins<'a> {
     pub(super) problem: &'a Problem,
     pub(super) all: Vec<Bin<'a>>,
-    /// When all bins finish if each gets its capacity.
+    /// When all bins finish if each gets its capacity: all work poured over them, and what is tolerated beyond the usual.
     pub(super) level: u64,
     /// How much later the last may finish.
     pub(super) tolerated: u64,
+    /// How much later it finishes at most where bins count as even.
+    pub(super) enough: u64,
     limits: Limits,
     /// By document: the bin that holds it whole. Such documents are not in `held`, since there may
     /// be a million of them.
@@ -137,7 +137,8 @@ const NOBODY: u32 = u32::MAX;
 impl<'a> Bins<'a> {
     /// Empty bins with capacities for `work`.
     pub(super) fn new(problem: &'a Problem, limits: Limits, work: u64) -> Self {
-        let level = level(&problem.slots, work);
+        let tolerance = problem.tolerance;
+        let level = tolerance.raised(level(&problem.slots, work));
         let (places, _) = problem.places();
         let slots = (0..).map(SlotId).zip(&problem.slots);
         let active = slots.filter(|(_, slot)| !slot.is_standby());
@@ -160,7 +161,15 @@ impl<'a> Bins<'a> {
             bin
         });
         let owners = vec![NOBODY; problem.layout.documents().len()];
-        Self { problem, all: bins.collect(), level, tolerated: level / TOLERATED, limits, owners }
+        Self {
+            problem,
+            all: bins.collect(),
+            level,
+            tolerated: tolerance.aim(level),
+            enough: tolerance.enough(level),
+            limits,
+            owners,
+        }
     }
 
     /// What a bin may hold at most.

@@ -41,6 +41,9 @@ pub(super) fn improve(bins: &mut Bins<'_>) -> usize {
     let finish = finish(bins);
     // The earliest finish, to a thousandth.
     let (mut never, mut possible) = (bins.level.saturating_sub(1).min(finish), finish);
+    if bins.problem.tolerance.is_wide() {
+        possible = finish.max(bins.level);
+    }
     for _ in 0..HALVINGS {
         if possible - never <= finish / 1_000 {
             break;
@@ -366,6 +369,7 @@ mod tests {
             lanes: 2,
             costs: Costs::pairs_only(),
             links,
+            tolerance: crate::Tolerance::USUAL,
         }
     }
 

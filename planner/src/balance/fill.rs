@@ -374,7 +374,7 @@ mod tests {
     use super::*;
     use crate::balance::room::Limits;
     use crate::plan::least_work;
-    use crate::{Costs, Document, Heads, Layout, Links, Mask, Problem, Slot};
+    use crate::{Costs, Document, Heads, Layout, Links, Mask, Problem, Slot, Tolerance};
 
     fn dedicated(kv: u16, lanes: u16, slots: usize) -> Problem {
         let document = Document { rows: 65_536, mask: Mask::Causal };
@@ -386,6 +386,7 @@ mod tests {
             slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 50 }; slots],
             costs: Costs::pairs_only(),
             links: Links::equal(),
+            tolerance: Tolerance::USUAL,
         }
     }
 

@@ -111,45 +111,65 @@ pub fn plan_in_regions(problem: &Problem, slots: u32) -> Result<Plan, Error> {
 }
 
 /// Whether the last slot finishes early enough.
-fn is_even(plan: &Plan) -> bool {
+fn is_even(problem: &Problem, plan: &Plan) -> bool {
     let it = plan.bounds();
-    it.finish <= it.level.max(it.indivisible) + it.level / ENOUGH
+    let level = problem.tolerance.raised(it.level);
+    it.finish <= level.max(it.indivisible) + problem.tolerance.enough(level)
 }
 
-/// Whether `plan` is better: it is less late; or, as late, it loads its busiest link less, where links differ; or it moves
-/// fewer bytes.
+/// Whether `plan` is better: it is less late; or, as late, it loads its busiest link less, where links differ or more than the
+/// usual is tolerated for that; or it moves fewer bytes.
 fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
+    let tolerance = problem.tolerance;
+    let counts_links = !problem.links.are_equal() || tolerance.is_wide();
     let order = |plan: &Plan| {
         let it = plan.bounds();
-        let late = it.finish.saturating_sub(it.level + it.level / ENOUGH);
-        (late, if problem.links.are_equal() { 0 } else { it.link }, it.pulled)
+        let level = tolerance.raised(it.level);
+        let late = it.finish.saturating_sub(level + tolerance.enough(level));
+        (late, if counts_links { it.link } else { 0 }, it.pulled)
     };
     order(plan) < order(other)
 }
 
-/// The plan of a region: without limits, of a problem that is part of a checked one. Where links are equal it is not checked:
-/// whoever puts regions together checks the whole.
+/// The plan of a region: without limits, of a problem that is part of a checked one. Where there is only one to choose it is
+/// not checked: whoever puts regions together checks the whole.
 pub(crate) fn of_region(problem: &Problem) -> Result<Plan, Error> {
-    if !problem.links.are_equal() {
+    if !problem.links.are_equal() || problem.tolerance.is_wide() {
         return attempt(problem, 0);
     }
     Ok(search(problem)?.into_draft().finish_unchecked(0, Cuts::Tiles))
 }
 
-/// The plan without limits.
+/// The plan without limits: of all that keep the tolerance or a narrower one, the best.
 fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
-    let known = search(problem).and_then(|it| it.into_plan(digest));
+    let mut best = attempt_within(problem, digest, problem);
+    for tolerance in problem.tolerance.narrower() {
+        let narrow = Problem { tolerance, ..problem.clone() };
+        best = match (best, attempt_within(problem, digest, &narrow)) {
+            (Ok(best), Ok(other)) if is_better(problem, &other, &best) => Ok(other),
+            (Err(_), other) => other,
+            (best, _) => best,
+        };
+    }
+    best
+}
+
+/// The plan of a problem that is made as if it were `asked`, which has the same work and slots.
+fn attempt_within(problem: &Problem, digest: u64, asked: &Problem) -> Result<Plan, Error> {
+    let made = |asked: &Problem| {
+        search(asked).and_then(|mut it| {
+            it.problem = problem;
+            it.into_plan(digest)
+        })
+    };
+    let known = made(asked);
     if problem.links.are_equal() {
         return known;
     }
     // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made
     // too, and the better one is taken.
     let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
-    let alike = Problem { links, ..problem.clone() };
-    let blind = search(&alike).and_then(|mut it| {
-        it.problem = problem;
-        it.into_plan(digest)
-    });
+    let blind = made(&Problem { links, ..asked.clone() });
     match (known, blind) {
         (Ok(known), Ok(blind)) if is_better(problem, &blind, &known) => Ok(blind),
         (Err(_), Ok(blind)) => Ok(blind),
@@ -274,15 +294,13 @@ fn ways_within_time(bins: &Bins<'_>) -> usize {
 
 /// The search for documents to move from home ends when a try needs more bytes than the best one by one part in this many.
 const MUCH: i128 = 10;
-/// A plan counts as even if its last slot finishes after the level by at most one part in this many of it.
-const ENOUGH: u64 = 504;
 /// More slots than this are planned in regions.
 const MANY: usize = 2_048;
 
 /// How good bins are, the less the better: how far beyond the tolerated finish, then bytes.
 fn rank(bins: &Bins<'_>) -> (u64, i128) {
     let finish = bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0);
-    (finish.saturating_sub(bins.level + bins.level / ENOUGH), Prices::of(bins).of_all(bins))
+    (finish.saturating_sub(bins.level + bins.enough), Prices::of(bins).of_all(bins))
 }
 
 /// A document of which even one tile with its keys fits no slot three times over.

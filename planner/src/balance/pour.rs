@@ -169,7 +169,7 @@ mod tests {
     use super::*;
     use crate::balance::room::Limits;
     use crate::plan::least_work;
-    use crate::{Costs, Document, Heads, Layout, Links, Problem, Slot};
+    use crate::{Costs, Document, Heads, Layout, Links, Problem, Slot, Tolerance};
 
     /// A document over ranks with a slot each.
     fn over(ranks: u32, kv: u16, lanes: u16) -> Problem {
@@ -184,6 +184,7 @@ mod tests {
             slots: (0..ranks).map(slot).collect(),
             costs: Costs::pairs_only(),
             links: Links::equal(),
+            tolerance: Tolerance::USUAL,
         }
     }
 

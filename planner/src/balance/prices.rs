@@ -313,6 +313,7 @@ mod tests {
                     slots,
                     costs: Costs::pairs_only(),
                     links: if equal { Links::equal() } else { by_distance },
+                    tolerance: crate::Tolerance::USUAL,
                 }
             },
         )

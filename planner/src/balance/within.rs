@@ -112,11 +112,13 @@ impl Found<'_> {
             (Ok(_), _) => {}
         }
         let free = self.free.bounds().pulled;
-        self.best.as_ref().is_ok_and(|it| is_even(it) && it.bounds().pulled <= free + free / MORE)
+        self.best
+            .as_ref()
+            .is_ok_and(|it| is_even(self.problem, it) && it.bounds().pulled <= free + free / MORE)
     }
 
     fn is_even(&self) -> bool {
-        self.best.as_ref().is_ok_and(is_even)
+        self.best.as_ref().is_ok_and(|it| is_even(self.problem, it))
     }
 
     /// Keeps why there is no plan, as it was first found.

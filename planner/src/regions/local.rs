@@ -77,7 +77,8 @@ impl Local {
 
 /// All of a problem that is the same in each of its regions.
 fn without_layout(whole: &Problem) -> Problem {
-    let Problem { layout, heads, element_bytes, lanes, slots: _, costs, links: _ } = whole;
+    let Problem { layout, heads, element_bytes, lanes, slots: _, costs, links: _, tolerance } =
+        whole;
     Problem {
         layout: layout.clone(),
         heads: *heads,
@@ -86,6 +87,7 @@ fn without_layout(whole: &Problem) -> Problem {
         slots: Vec::new(),
         costs: *costs,
         links: Links::equal(),
+        tolerance: *tolerance,
     }
 }
 

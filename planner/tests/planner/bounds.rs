@@ -7,8 +7,8 @@
 use std::ops::Range;
 
 use cadre_planner::{
-    Costs, Cuts, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot, least,
-    least_memory, plan,
+    Costs, Cuts, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot,
+    Tolerance, least, least_memory, plan,
 };
 use proptest::prelude::*;
 
@@ -164,6 +164,7 @@ fn small() -> impl Strategy<Value = Problem> {
                 slots: slots.into_iter().enumerate().map(slot).collect(),
                 costs: Costs { tile, task: 0, ..Costs::default() },
                 links: Links::equal(),
+                tolerance: Tolerance::USUAL,
             }
         })
 }

@@ -2,6 +2,7 @@
 
 use cadre_planner::{
     Costs, Document, Heads, Layout, Link, Links, Mask, NOMINAL_RATE, Prices, Problem, RankId, Slot,
+    Tolerance,
 };
 
 /// Numbers from a seed.
@@ -89,6 +90,7 @@ pub(crate) fn draw(seed: u64, place: Where, one_lane: bool) -> Problem {
         slots: (0..slots).map(slot).collect(),
         costs: draw.of(&[Costs::pairs_only(), Costs::default()]),
         links: Links::equal(),
+        tolerance: Tolerance::USUAL,
     }
 }
 
@@ -139,5 +141,6 @@ pub(crate) fn on_one_node(ranks: u32, known: bool) -> Problem {
         slots: (0..ranks).map(slot).collect(),
         costs: Costs::pairs_only(),
         links: if known { Links { places, ..Links::equal() } } else { Links::equal() },
+        tolerance: Tolerance::USUAL,
     }
 }

@@ -16,5 +16,8 @@ mod reassigning;
 mod recorded;
 mod refusals;
 mod regions;
+#[path = "../../../testing/seeds.rs"]
+mod seeds;
+mod tolerance;
 mod traffic;
 mod workloads;

@@ -6,7 +6,9 @@
 
 use std::collections::BTreeMap;
 
-use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot, plan};
+use cadre_planner::{
+    Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot, Tolerance, plan,
+};
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
@@ -156,6 +158,7 @@ fn sized(rows: u32, tiles: u32) -> impl Strategy<Value = Problem> {
             slots: weights.into_iter().enumerate().map(slot).collect(),
             costs: Costs::pairs_only(),
             links: Links::equal(),
+            tolerance: Tolerance::USUAL,
         }
     })
 }

@@ -2,6 +2,7 @@
 
 use cadre_planner::{
     Costs, Document, DocumentId, Heads, Layout, Links, Mask, Problem, RankId, Slot, Stretch,
+    Tolerance,
 };
 use proptest::prelude::*;
 
@@ -36,6 +37,7 @@ pub(crate) fn problem(documents: Vec<Document>, rank_rows: u32, slots: Vec<Slot>
         slots,
         costs: Costs::pairs_only(),
         links: Links::equal(),
+        tolerance: Tolerance::USUAL,
     }
 }
 
@@ -126,6 +128,7 @@ pub(crate) fn problems(
                 slots,
                 costs,
                 links: Links::equal(),
+                tolerance: Tolerance::USUAL,
             },
         )
     })
@@ -157,6 +160,7 @@ pub(crate) fn pools() -> impl Strategy<Value = Problem> {
             slots: slots.into_iter().map(slot).collect(),
             costs,
             links: Links::equal(),
+            tolerance: Tolerance::USUAL,
         }
     })
 }

@@ -7,7 +7,8 @@
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, RankId, Slot, SlotId, Traffic,
+    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, RankId, Slot, SlotId, Tolerance,
+    Traffic,
 };
 
 use crate::problems::PLENTY;
@@ -108,6 +109,7 @@ fn problem(
         slots: (0..workload.num_ranks).map(slot).collect(),
         costs,
         links: Links::equal(),
+        tolerance: Tolerance::USUAL,
     }
 }
 

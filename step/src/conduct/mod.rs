@@ -14,7 +14,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, RankId, Slot};
+use cadre_planner::{Costs, RankId, Slot, Tolerance};
 
 use crate::envelope::Lengths;
 use crate::header::{Header, KvHeads, Log, Member, Placement, ViewNumber};
@@ -49,6 +49,8 @@ pub struct Draft {
     pub placement: Placement,
     /// What tasks cost, by kind of layers.
     pub costs: Vec<Costs>,
+    /// How uneven plans may be.
+    pub tolerance: Tolerance,
     /// Whether trainers take the work of a lost pool.
     pub standby: Standby,
     /// Bytes that each trainer has for rows of other trainers, when it serves in place or stands
@@ -224,6 +226,7 @@ impl Draft {
             placement: self.placement,
             slots: self.slots(view),
             costs: self.costs.clone(),
+            tolerance: self.tolerance,
             turns: Turns::forward(NonZeroU16::MIN),
             nanos: Vec::new(),
             view: view.number,

@@ -1,6 +1,6 @@
 //! Headers that are put together, and what trainers announce that cannot be.
 
-use cadre_planner::{DocumentId, Heads, Mask, Stretch};
+use cadre_planner::{DocumentId, Heads, Mask, Stretch, Tolerance};
 
 use super::making::packing;
 use super::*;
@@ -22,6 +22,7 @@ fn draft(layers: u16) -> Draft {
         reproducible: true,
         placement: Placement::Local,
         costs: vec![Costs::default(); layers.into()],
+        tolerance: Tolerance::USUAL,
         standby: Standby::No,
         trainer_memory: 1 << 20,
         replay: None,

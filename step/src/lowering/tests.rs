@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_planner::{
-    Costs, Document, DocumentId, Heads, Layout, Links, Mask, Slot as Place, Stretch, plan,
-    plan_at_home,
+    Costs, Document, DocumentId, Heads, Layout, Links, Mask, Slot as Place, Stretch, Tolerance,
+    plan, plan_at_home,
 };
 use cadre_protocol::Work;
 use proptest::prelude::*;
@@ -309,7 +309,8 @@ prop_compose! {
         let documents = documents.into_iter().map(|it| it.0).collect();
         let layout = Layout::new(documents, ranks).unwrap();
         let costs = Costs { task_rows: 128, ..Costs::pairs_only() };
-        Problem { layout, heads: HEADS, element_bytes, lanes: 1, slots, costs, links: Links::equal() }
+        let (links, tolerance) = (Links::equal(), Tolerance::USUAL);
+        Problem { layout, heads: HEADS, element_bytes, lanes: 1, slots, costs, links, tolerance }
     }
 }
 
@@ -318,9 +319,18 @@ fn a_whole_document_is_one_piece_under_all_its_heads() {
     let documents = [64, 100].map(|rows| Document { rows, mask: Mask::Causal });
     let layout = Layout::end_to_end(documents.to_vec(), 200).unwrap();
     let slot = Place { weight: 100, head_start: 0, home: None, memory: 1 << 30 };
-    let (costs, links) = (Costs::default(), Links::equal());
+    let (costs, links, tolerance) = (Costs::default(), Links::equal(), Tolerance::USUAL);
     let slots = vec![slot];
-    let problem = Problem { layout, heads: HEADS, element_bytes: 4, lanes: 3, slots, costs, links };
+    let problem = Problem {
+        layout,
+        heads: HEADS,
+        element_bytes: 4,
+        lanes: 3,
+        slots,
+        costs,
+        links,
+        tolerance,
+    };
     let plan = Arc::new(plan(&problem).unwrap());
     let lists = Lists::new(&Arc::new(problem), &plan);
     for (id, _) in bundles(&plan) {

@@ -184,5 +184,6 @@ fn problem(
         slots: header.slots.clone(),
         costs,
         links: Links::equal(),
+        tolerance: header.tolerance,
     })
 }

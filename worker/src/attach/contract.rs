@@ -12,6 +12,7 @@ use cadre_crds::contract;
 use cadre_exchange::{PeerId, Role, Sharing, Transports};
 use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
+use cadre_planner::Tolerance;
 
 use super::{Error, Joining};
 use crate::io::exchange::{ByNode, ByPaths, Choice, How};
@@ -35,6 +36,8 @@ pub struct Contract {
     pub memory_mib: u32,
     /// Calibration that plans are made with, if any.
     pub profile: Option<String>,
+    /// How uneven plans may be.
+    pub tolerance: Tolerance,
     /// Folder of checkpoints; empty if the controller names it.
     pub checkpoints: PathBuf,
     /// Checkpoint of another job that this one begins with, or a folder of them, if any.
@@ -79,6 +82,7 @@ impl Contract {
             memory_mib: optional(contract::CADRE_MEMORY_MIB)?
                 .unwrap_or(contract::TRAINER_MEMORY_MIB),
             profile: std::env::var(contract::CADRE_PROFILE).ok(),
+            tolerance: optional(contract::CADRE_TOLERANCE)?.unwrap_or_default(),
             // Under `cadre run` the settings name it.
             checkpoints: match file(contract::CADRE_CHECKPOINTS) {
                 None if in_pod && role == Role::Trainer => {
@@ -188,7 +192,11 @@ fn number<T: FromStr>(name: &'static str) -> Result<T, Error> {
 /// A variable that may be left out.
 fn optional<T: FromStr>(name: &'static str) -> Result<Option<T>, Error> {
     let Ok(value) = std::env::var(name) else { return Ok(None) };
-    let expected = if name == contract::CADRE_HOST { "IP address" } else { "small whole number" };
+    let expected = match name {
+        contract::CADRE_HOST => "IP address",
+        contract::CADRE_TOLERANCE => "ratio from 1 to 2",
+        _ => "small whole number",
+    };
     value.parse().map(Some).map_err(|_| Error::Malformed { variable: name, value, expected })
 }
 
@@ -209,6 +217,7 @@ mod tests {
             trainers: 0,
             memory_mib: 1,
             profile: None,
+            tolerance: Tolerance::USUAL,
             checkpoints: PathBuf::new(),
             resume: None,
         };

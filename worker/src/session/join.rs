@@ -14,7 +14,7 @@ use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::Waker;
 use cadre_kernels::device;
 use cadre_kernels::{Choice, Engine, Threads};
-use cadre_planner::{Costs, Heads};
+use cadre_planner::{Costs, Heads, Tolerance};
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::conduct::{Draft, Standby};
@@ -296,7 +296,8 @@ impl Session {
             let kinds = join.layers.kinds().iter().zip(&processors);
             let costs = kinds.map(|(it, here)| profile::costs_here(profile, it.heads.dim, here));
             let costs = costs.collect::<Result<Vec<_>, _>>()?;
-            Some(conducting(&join, &settings, (numerics, costs), first, shared.now())?)
+            let planned = (numerics, costs, contract.tolerance);
+            Some(conducting(&join, &settings, planned, first, shared.now())?)
         } else {
             None
         };
@@ -362,7 +363,7 @@ fn check_heads(rank: u16, layers: &Layers) -> Result<(), JoinError> {
 fn conducting(
     join: &Join<'_>,
     settings: &Settings,
-    (numerics, costs): (String, Vec<Costs>),
+    (numerics, costs, tolerance): (String, Vec<Costs>, Tolerance),
     first: u64,
     now: Nanos,
 ) -> Result<Conducting, JoinError> {
@@ -379,6 +380,7 @@ fn conducting(
             AttentionPlace::Local => Placement::Local,
         },
         costs,
+        tolerance,
         standby: match settings.on_pool_loss {
             OnPoolLoss::Local => Standby::Yes,
             OnPoolLoss::Wait | OnPoolLoss::Fail => Standby::No,

@@ -4,7 +4,7 @@
 
 use std::num::NonZeroU32;
 
-use cadre_planner::{Costs, Document, Heads, Layout, Mask};
+use cadre_planner::{Costs, Document, Heads, Layout, Mask, Tolerance};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
@@ -240,6 +240,7 @@ impl Job {
             reproducible: true,
             placement: Placement::Pool,
             costs: vec![Costs { task_rows: 128, ..Costs::default() }; self.layers.kinds().len()],
+            tolerance: Tolerance::USUAL,
             standby: match self.settings.on_pool_loss {
                 OnPoolLoss::Local => Standby::Yes,
                 OnPoolLoss::Wait(_) | OnPoolLoss::Fail => Standby::No,

@@ -185,6 +185,7 @@ fn header(
         reproducible: true,
         placement: Placement::Pool,
         costs: job.costs.clone(),
+        tolerance: job.tolerance,
         standby: if job.on_pool_loss == OnPoolLoss::Local { Standby::Yes } else { Standby::No },
         trainer_memory: job.trainer_memory,
         replay: None,

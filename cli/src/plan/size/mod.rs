@@ -18,7 +18,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
 use cadre_crds::{OnPoolLoss, Wire};
-use cadre_planner::{Costs, Heads};
+use cadre_planner::{Costs, Heads, Tolerance};
 use cadre_step::header::KvHeads;
 use cadre_step::turns::Turns;
 use cadre_trainer::loader::{Lengths, Settings};
@@ -57,6 +57,8 @@ pub(crate) enum SizeError {
     Lengths(String),
     #[error(transparent)]
     Profile(#[from] profile::Error),
+    #[error("spec.attention: {0}")]
+    Tolerance(cadre_planner::Error),
     #[error(transparent)]
     Turns(#[from] turns::Error),
     #[error(transparent)]
@@ -123,6 +125,8 @@ struct Job {
     suspected_ms: u32,
     /// What plans are made with, by kind of layers.
     costs: Vec<Costs>,
+    /// How uneven plans may be.
+    tolerance: Tolerance,
 }
 
 /// Sizes a job; returns what to print.
@@ -176,6 +180,9 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
     let trainer_mib = trainer_mib.unwrap_or(attention.in_place_memory_mebibytes);
     let gib = options.memory_gib.map(|it| it.get() << 30);
     let costs = kinds_costs(profile.as_deref(), &stack)?;
+    let own_tolerance =
+        attention.tolerance.as_deref().map(str::parse).transpose().map_err(SizeError::Tolerance)?;
+    let tolerance = options.tolerance.or(own_tolerance).unwrap_or_default();
     let job = Job {
         name: job.metadata.name.clone().unwrap_or_default(),
         model,
@@ -206,6 +213,7 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
         on_pool_loss: attention.on_pool_loss,
         suspected_ms: pool.spec.health.suspect_after_milliseconds,
         costs,
+        tolerance,
     };
     Ok((job, profile))
 }

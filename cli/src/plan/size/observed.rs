@@ -10,7 +10,9 @@ use std::collections::BTreeMap;
 use std::num::{NonZeroU16, NonZeroU32};
 
 use cadre_crds::{OnPoolLoss, Wire};
-use cadre_planner::{DocumentId, Problem, Profile, RankId, Slot, SlotId, Stretch, plan_at_home};
+use cadre_planner::{
+    DocumentId, Problem, Profile, RankId, Slot, SlotId, Stretch, Tolerance, plan_at_home,
+};
 use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::KvHeads;
 use cadre_step::layers::Kind;
@@ -115,6 +117,7 @@ impl Watched {
             on_pool_loss: OnPoolLoss::Fail,
             suspected_ms: 0,
             costs,
+            tolerance: Tolerance::USUAL,
         };
         (0..).zip(steps).map(|(step, it)| self.step(&job, &machine, step, it)).collect()
     }

@@ -12,10 +12,10 @@ use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
     ANNOTATION_CHECKPOINT, ANNOTATION_ENCRYPTION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
     CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX, CADRE_JOB, CADRE_MEMORY_MIB,
-    CADRE_POOL, CADRE_PROFILE, CADRE_RESUME, CADRE_ROLE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE,
-    LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT,
-    PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER,
-    WORLD_SIZE,
+    CADRE_POOL, CADRE_PROFILE, CADRE_RESUME, CADRE_ROLE, CADRE_TOLERANCE, GROUP_RANK,
+    LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
+    PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK,
+    ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -158,6 +158,9 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
     ];
     if let Some(profile) = &spec.attention.profile {
         variables.push(variable(CADRE_PROFILE, profile.as_str()));
+    }
+    if let Some(tolerance) = &spec.attention.tolerance {
+        variables.push(variable(CADRE_TOLERANCE, tolerance.as_str()));
     }
     if let Some(from) = &spec.checkpoint.resume_from {
         variables.push(variable(CADRE_RESUME, format!("{CHECKPOINTS}/{from}")));

@@ -312,6 +312,7 @@ fn obstacles_are_named() {
 fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
     let mut world = World::new(false);
     world.job.spec.attention.profile = Some("/calibration/h200.json".into());
+    world.job.spec.attention.tolerance = Some("1.05".into());
     world.job.spec.checkpoint.claim_name = Some("shared".into());
     world.job.spec.checkpoint.resume_from = Some("i-0123abcd/step-40".into());
     world.reconcile(usize::MAX);
@@ -332,6 +333,7 @@ fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
         ("CADRE_INCARNATION", "0"),
         ("CADRE_MEMORY_MIB", "4096"),
         ("CADRE_PROFILE", "/calibration/h200.json"),
+        ("CADRE_TOLERANCE", "1.05"),
         ("CADRE_CHECKPOINTS", "/var/lib/cadre-checkpoints/j-uid-1"),
         ("CADRE_RESUME", "/var/lib/cadre-checkpoints/i-0123abcd/step-40"),
         ("CADRE_INDEX", "from the pod"),

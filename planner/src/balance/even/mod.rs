@@ -16,8 +16,6 @@ use super::groups::Span;
 use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
 
-/// An exchange adds two tasks, so it is made only if the last slot is late by more than one part in this many of the level.
-const WORTH_EXCHANGE: u64 = 508;
 /// Maximum receivers that are compared for an exchange; the one with the fewest bytes is taken.
 const EXCHANGE_WITH: usize = 8;
 /// Maximum receivers that are compared for a piece where distances have prices; the nearest is
@@ -86,11 +84,8 @@ fn best(
     // The first to finish nearly always gains, so the others are seldom asked.
     let first = receivers().take(near).filter_map(moved).min_by(|a, b| a.1.order(&b.1));
     let best = first.or_else(|| receivers().skip(near).find_map(moved));
-    best.map(|(receiver, it)| (receiver, it.span, None)).or_else(|| {
-        let is_worth_it = finish > bins.level + bins.level / WORTH_EXCHANGE;
-        let with = receivers().take(if is_worth_it { EXCHANGE_WITH } else { 0 });
-        exchange::best(bins, prices, (donor, &spans), with)
-    })
+    best.map(|(receiver, it)| (receiver, it.span, None))
+        .or_else(|| exchange::best(bins, prices, (donor, &spans), receivers().take(EXCHANGE_WITH)))
 }
 
 /// When the last bin with work finishes, and which it is.

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use cadre_crds::Wire;
 use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
-use cadre_planner::{Costs, Heads};
+use cadre_planner::{Costs, Heads, Tolerance};
 use cadre_protocol::{At, ServerId, TrainerId};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
@@ -42,6 +42,7 @@ fn draft() -> Draft {
         reproducible: true,
         placement: Placement::Pool,
         costs: vec![Costs::default()],
+        tolerance: Tolerance::USUAL,
         standby: Standby::No,
         trainer_memory: 1 << 30,
         replay: None,
