@@ -100,7 +100,7 @@ fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
         memory.f32s_mut().fill(0.25);
         memory
     };
-    let mut held = [query, kv, kv].map(|it| vec![0.0; it]);
+    let mut copied = [query, kv, kv].map(|it| vec![0.0; it]);
     let (mut times, mut plain) = (Vec::new(), Vec::new());
     for layer in 0..usize::from(PHASES) {
         let phase = PhaseAt { layer, nano: 0, direction: Direction::Forward };
@@ -121,7 +121,7 @@ fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
         times.push(took.as_secs_f64() * 1e6);
         drop(held);
         let start = Instant::now();
-        for (to, from) in held.iter_mut().zip([&q, &k, &k]) {
+        for (to, from) in copied.iter_mut().zip([&q, &k, &k]) {
             turned(from, to, rows, Way::In);
         }
         let mut took = start.elapsed();
@@ -132,7 +132,7 @@ fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
         }
         took += start.elapsed();
         plain.push(took.as_secs_f64() * 1e6);
-        std::hint::black_box(&held);
+        std::hint::black_box(&copied);
     }
     (times, plain)
 }

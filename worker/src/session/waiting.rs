@@ -173,28 +173,31 @@ impl<M: Memory> Waiting<M> {
         deadline: Option<Instant>,
         mut so: impl FnMut(&mut State<M>) -> Option<T>,
     ) -> Option<T> {
-        let left = || match deadline.map(|it| it.saturating_duration_since(Instant::now())) {
-            Some(Duration::ZERO) => None,
-            left => Some(left.unwrap_or(Duration::MAX)),
-        };
+        // Nothing is left behind the deadline, and what has come by then still counts.
+        let left =
+            || deadline.map_or(Duration::MAX, |it| it.saturating_duration_since(Instant::now()));
         let mut state = lock(&self.state);
         let mut takes = loop {
             let found = so(&mut state);
             if found.is_some() {
                 return found;
             }
-            let left = left()?;
             if let Some(takes) = self.takes() {
                 break takes;
+            }
+            let left = left();
+            if left.is_zero() {
+                return None;
             }
             let waited = self.changed.wait_timeout(state, left);
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         };
         drop(state);
         loop {
-            takes.progress(left()?);
+            let left = left();
+            takes.progress(left);
             let found = so(&mut lock(&self.state));
-            if found.is_some() {
+            if found.is_some() || left.is_zero() {
                 return found;
             }
         }
