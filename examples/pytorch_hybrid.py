@@ -46,7 +46,7 @@ def hybrid(attention: str) -> Qwen3_5ForCausalLM:
 
 
 def documents(rank: int, tokens: int) -> Iterator[dict[str, torch.Tensor]]:
-    """Batches of so many tokens: one long document, or several short ones of one length."""
+    """Batches of `tokens` tokens: one long document, or several short ones of one length."""
     books = [it.read_bytes() for it in sorted(BOOKS.glob("*.txt"))]
     draw = random.Random(rank)
     while True:

@@ -53,7 +53,7 @@ def head_tail(rows: list[int], rank_rows: int) -> list[list[dict]]:
 
 
 def case(of: Lengths, *, layout: str = "end-to-end", mask: str = "causal", slots: int = 0, lanes: int = 8) -> dict:
-    """A case; with `slots` 0 each rank has one in place, else there are so many dedicated ones."""
+    """A case of `slots` dedicated servers; with 0 each rank has one in place."""
     lay = {"end-to-end": end_to_end, "head-tail": head_tail}[layout]
     homes = [None] * slots if slots else list(range(of.ranks))
     pool = f"{slots} dedicated" if slots else "in place"

@@ -76,7 +76,7 @@ WHOLE, LOST = "GPU, in place and two servers", "GPU, in place and two servers, o
 LOCAL, SHARED = "GPU, two trainers, --attention local", "GPU, two trainers in place"
 NODE = "GPU, in place and two servers, rows stay there"
 TRACED = SHARED
-# Jobs whose times are compared have so many times the steps.
+# Factor on the steps of jobs whose times are compared.
 LONGER = 2
 
 

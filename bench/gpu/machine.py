@@ -39,7 +39,7 @@ STATIC = {
 MOVING = {"clocks.sm": "sm_mhz", "clocks.mem": "memory_mhz", "power.draw": "power_w", "temperature.gpu": "celsius"}
 # Why clocks are what they are, in bits; an nvidia-smi that knows no such field is asked without.
 REASONS = {"clocks_event_reasons.active": "clock_reasons"}
-# Those of the reasons that say that the GPU ran below its full speed.
+# Reasons that say that the GPU ran below its full speed.
 HELD = {0x4: "its power limit", 0x8: "a hardware slowdown", 0x20: "heat", 0x40: "heat", 0x80: "a power brake"}
 EVERY_MS = 500
 # More than a driver keeps for itself, and than a moment of it.

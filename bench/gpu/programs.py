@@ -89,7 +89,7 @@ class Programs:
         return self.work(f"{kind}, {name}", [*prefix, str(pack.program("device-tests")), *words], limit)
 
     def all_of(self, works: list[Work], width: int, end: float) -> Iterator[Ended]:
-        """Those that were not cut off by the end of all."""
+        """Runs that were not cut off by the end of all."""
         for ended in sessions.run(deque(works), width, end):
             if ended.out_of_time:
                 self.report.leave_out(ended.work.name + (", rest" if ended.seconds else ""))
@@ -142,7 +142,7 @@ class Programs:
             what = f"{ended.why or 'exit 0'}, {count} findings, {ended.seconds:.0f} s"
             what += "" if deciding else " (information: known to find what is no race)"
             if deciding and only_shared_reads(ended.output):
-                # It was wrong about operands of wgmma before; results of these tests are compared with f64 beside.
+                # racecheck was wrong about operands of wgmma before; these results are compared with f64 beside.
                 deciding, what = False, f"{what} (information: reads of shared memory alone, of right results)"
             self.report.check(ended.work.name, what, not deciding or not ended.why, tail=ended.output[-2000:])
 

@@ -147,7 +147,7 @@ class Machine(rehearsal.Play):
             self.skipTest("this machine makes no file system for a test")
         self.out = small / "out"
         came = self.came(self.start("--only", "smoke", kernels=GOOD, before=inside))
-        # Its lines go where there is room, and come back as words.
+        # Lines of the report go where there is room, and come back as words.
         self.assertIn("gpu-check.json is not whole: No space left on device", came.seen)
 
     def test_its_time_is_over(self) -> None:

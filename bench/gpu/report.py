@@ -114,7 +114,7 @@ class Report:
             if not self.unwritable:
                 self.say(f"  {self.path} cannot be written: {why.strerror}; what is printed is all that comes back")
             self.unwritable = str(why.strerror)
-            # Its bytes may be what the file lacks.
+            # Bytes of the file so far may be the room that the whole one lacks.
             with contextlib.suppress(OSError):
                 whole.unlink()
 

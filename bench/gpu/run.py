@@ -177,7 +177,7 @@ class Plan:
         self.programs.tests(self.width(2 if self.dry else 4), end)
 
     def sound(self, names: list[str], bad: tuple[str, ...]) -> list[str]:
-        """Those whose kernels are not known to be bad; the others are named."""
+        """Names of those whose kernels are not known to be bad; the report names the others."""
         broken, good = smoke.names(self.report.content, bad), []
         ends = smoke.names(self.report.content, ("hang", "fault"))
         for name in names:

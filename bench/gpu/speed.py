@@ -29,7 +29,7 @@ TOGETHER, LEAST, MOST = 0.2, 3, 30
 # Turns of warm runs; each is TOGETHER / TURNS long.
 TURNS = 5
 SOFTCAP = "Cadre softcap"
-# What O and gradients of a peer may be off, each of a head; TILE times as much where they are of so many rows.
+# Largest error of a peer's O and gradients, relative, by head; TILE times as much over TILE_ROWS rows.
 SAME, TILE_ROWS = 2e-2, 64
 # More than the L2 of a Hopper GPU.
 FLUSH_BYTES = 128 << 20

@@ -182,7 +182,7 @@ class CompiledTest(unittest.TestCase):
         compiler = shutil.which("rustc")
         if compiler is None or not profile.exists():
             self.skipTest("there is no rustc, or no planner")
-        # Its types as they are, without what they derive.
+        # The planner's types as they are, without what they derive.
         sources = "".join((profile / it).read_text() for it in ("mod.rs", "table.rs"))
         types = [
             re.search(rf"pub struct {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in ("Profile", "LinkTimes", "Table")

@@ -47,7 +47,7 @@ class Folder(unittest.TestCase):
 
 
 def older_pythons() -> list[str]:
-    """Those of this machine that are older than this one."""
+    """Pythons of this machine that are older than this one."""
     found = []
     others = [Path(it) for it in os.environ.get("PATH", "").split(":")]
     others += sorted(Path(sys.base_prefix).parent.glob("*/bin"))

@@ -276,7 +276,7 @@ class WholeTest(Case):
             signal.pthread_sigmask(signal.SIG_BLOCK, run.STOPS)
             for number in (signal.SIGTERM, signal.SIGINT):
                 os.kill(os.getpid(), number)
-            # Both come now, before anything else is done.
+            # Both signals come now, before anything else is done.
             signal.pthread_sigmask(signal.SIG_UNBLOCK, run.STOPS)
 
         kept: list[str] = []

@@ -110,7 +110,7 @@ class Whole(Pack):
         programs = {f"pack/{it}": hangs for it in ("cadre", "device-tests", "exchange-tests")}
         programs |= {f"tools/{it}": hangs for it in ("nvidia-smi", "compute-sanitizer", "cuda-gdb", "ncu")}
         programs["pack/cadre-gpu-probe"] = probe.format(python=sys.executable, hangs=pack / "cadre") or hangs
-        # It stands still while it is imported.
+        # This torch stands still while it is imported.
         programs["packages/torch/__init__.py"] = f"open({str(pipe)!r})\n"
         programs["packages/torch-2.11.0.dist-info/METADATA"] = "Metadata-Version: 2.1\nName: torch\nVersion: 2.11.0\n"
         for name, text in programs.items():

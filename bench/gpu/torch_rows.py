@@ -22,7 +22,7 @@ from sessions import Ended, Work, one
 RANKS = 2
 # What runs in one process, and last words of it; the rank of a job.
 ALONE, SAME, RANK = "local_gpu.py", "the same on both", "lent_rank.py"
-FILES = (ALONE, RANK, "gpu_memory.py")
+FILES = (ALONE, RANK, "gpu_memory.py", "refusals.py")
 # The package's native half is built for all from this one on.
 OLDEST = (3, 10)
 RUNS = {

@@ -79,9 +79,9 @@ impl From<ExchangeChoice> for Exchange {
 /// Whether the KV heads of a document go to different servers.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
 pub(crate) enum HeadsChoice {
-    /// They may, each with its own rows alone: fewer bytes travel.
+    /// Heads may part, each with its own rows alone: fewer bytes travel.
     Apart,
-    /// They stay together.
+    /// Heads stay together.
     Together,
 }
 

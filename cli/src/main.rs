@@ -128,7 +128,7 @@ fn worker(main: impl FnOnce() -> anyhow::Result<ExitCode>) -> ExitCode {
     tracing_subscriber::fmt()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal())
-        // It would panic where the log is on a full disk.
+        // The subscriber would panic where the log is on a full disk.
         .log_internal_errors(false)
         .with_env_filter(EnvFilter::try_from_env("CADRE_LOG").unwrap_or_else(|_| "info".into()))
         .init();

@@ -64,7 +64,7 @@ impl Job<'_> {
         (output, events)
     }
 
-    /// Its losses; it is expected to end well, in two steps.
+    /// Losses of the job, which is expected to end well, in two steps.
     fn losses(&self, place: &Path, name: &str) -> Vec<(String, f64)> {
         let (output, events) = self.run(place, name);
         let said = String::from_utf8_lossy(&output.stderr).into_owned();

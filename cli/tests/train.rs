@@ -26,6 +26,8 @@ mod layers;
 mod rdma;
 #[path = "train/shared.rs"]
 mod shared;
+#[path = "train/threads.rs"]
+mod threads;
 #[path = "train/together.rs"]
 mod together;
 #[path = "train/trainers.rs"]
@@ -356,6 +358,7 @@ fn nothing_outlives_a_killed_supervisor() {
     until("a stopped server", || processes(&out).iter().any(|&it| state(it) == Some('T')));
     let pids = processes(&out);
     assert_eq!((pids.len(), left()), (3, 1));
+    threads::are_those_of_the_page(&out, child.id());
     child.kill().expect("it runs");
     child.wait().expect("a child can be waited for");
     until("the end of all workers", || !pids.iter().any(|&it| runs(it)));

@@ -6,12 +6,12 @@
 //!
 //! Invariant: no field has a silent default. A field that a later control version adds is listed in `ADDED`
 //! with the value that means what the version before did: towards a worker of the version before it is left out
-//! if it has that value, or the one of a job that does not say it, and else the worker is refused by the field's name. Every other field that is missing or
+//! if it has that value, and else the worker is refused by the field's name. Every other field that is missing or
 //! unknown is refused by its name too.
 
 use std::path::PathBuf;
 
-use cadre_crds::{Encryption, FailurePolicy, OnPoolLoss, Wire};
+use cadre_crds::{Encryption, OnPoolLoss, Wire};
 use cadre_planner::Direction;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -40,14 +40,29 @@ pub struct Moment {
 }
 
 impl Moment {
-    /// From a message of the control service; a direction that is missing is forward.
-    pub fn of(step: u64, direction: proto::Direction) -> Self {
+    /// From a message of the control service.
+    ///
+    /// # Errors
+    ///
+    /// The message says no direction, or one that this release does not know.
+    pub fn of(step: u64, direction: proto::Direction) -> Result<Self, NoDirection> {
         let direction = match direction {
             proto::Direction::Backward => Direction::Backward,
-            proto::Direction::Forward | proto::Direction::Unspecified => Direction::Forward,
+            proto::Direction::Forward => Direction::Forward,
+            proto::Direction::Unspecified => return Err(NoDirection { step }),
         };
-        Self { step, direction }
+        Ok(Self { step, direction })
     }
+}
+
+/// A moment that is none.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error(
+    "the moment of step {step} says no direction; run worker and controller of the same release"
+)]
+pub struct NoDirection {
+    /// The step.
+    pub step: u64,
 }
 
 /// The job as its workers need to know it.
@@ -104,26 +119,13 @@ struct Added {
     field: &'static str,
     /// The value that means what the version before did.
     before: fn() -> Value,
-    /// The value of a job that asks for nothing: a worker that does not know the field may come without it.
-    unasked: fn() -> Value,
 }
 
 /// Fields that control version 1 did not have.
 const ADDED: &[Added] = &[
-    Added {
-        since: 2,
-        field: "encryption",
-        before: || json!(Encryption::Off),
-        unasked: || json!(Encryption::Off),
-    },
-    // Workers of version 1 never notice a trainer that stands still. They may join a job that has
-    // the default time.
-    Added {
-        since: 2,
-        field: "stalled_after_seconds",
-        before: || json!(u32::MAX),
-        unasked: || json!(FailurePolicy::default().stalled_after_seconds),
-    },
+    Added { since: 2, field: "encryption", before: || json!(Encryption::Off) },
+    // Workers of version 1 never notice a trainer that stands still.
+    Added { since: 2, field: "stalled_after_seconds", before: || json!(u32::MAX) },
 ];
 
 impl Settings {
@@ -155,11 +157,10 @@ impl Settings {
 /// Takes away what a worker of `version` does not know.
 fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Result<(), Error> {
     for it in added.iter().filter(|it| it.since > version) {
-        let means_more =
-            |it: &Added, value: &Value| *value != (it.before)() && *value != (it.unasked)();
-        if let Some(value) = fields.remove(it.field).filter(|value| means_more(it, value)) {
-            let (field, value) = (it.field, value.to_string());
-            return Err(Error::Unknown { field, value, worker: version });
+        let before = (it.before)();
+        if let Some(value) = fields.remove(it.field).filter(|value| *value != before) {
+            let (field, value, before) = (it.field, value.to_string(), before.to_string());
+            return Err(Error::Unknown { field, value, before, worker: version });
         }
     }
     Ok(())
@@ -185,14 +186,16 @@ pub enum Error {
     },
     /// The worker does not know the field, and would act differently from what the job asks.
     #[error(
-        "the job says {field}: {value}, which workers of control version {worker} do not know; \
-         start workers of control version {CONTROL_VERSION} or leave {field} at what it was"
+        "the job says {field}: {value}; workers of control version {worker} do not know that field and act as if it were \
+         {before}: start workers of control version {CONTROL_VERSION}"
     )]
     Unknown {
         /// The field.
         field: &'static str,
         /// Value of the field.
         value: String,
+        /// What the worker does without it.
+        before: String,
         /// The worker's version.
         worker: u32,
     },
@@ -200,6 +203,8 @@ pub enum Error {
 
 #[cfg(test)]
 mod tests {
+    use cadre_crds::FailurePolicy;
+
     use super::*;
 
     fn settings() -> Settings {
@@ -260,17 +265,14 @@ mod tests {
         check("{", "EOF");
     }
 
-    const LATER: &[Added] =
-        &[Added { since: 2, field: "memory", before: || json!(4), unasked: || json!(6) }];
+    const LATER: &[Added] = &[Added { since: 2, field: "memory", before: || json!(4) }];
 
     #[test]
     fn a_field_of_the_next_version_is_left_out_only_where_it_changes_nothing() {
         let with = |value: Value| Map::from_iter([("memory".to_owned(), value)]);
-        for nothing in [4, 6] {
-            let mut same = with(json!(nothing));
-            lower(&mut same, 1, LATER).unwrap();
-            assert!(same.is_empty());
-        }
+        let mut same = with(json!(4));
+        lower(&mut same, 1, LATER).unwrap();
+        assert!(same.is_empty());
         let refusal = lower(&mut with(json!(8)), 1, LATER).unwrap_err().to_string();
         assert!(
             refusal.contains("memory: 8") && refusal.contains("control version 1"),
@@ -286,15 +288,28 @@ mod tests {
         let refusal = settings().to_text(1).unwrap_err().to_string();
         assert!(refusal.contains("encryption: \"Tls\""), "{refusal}");
         let plain = Settings { encryption: Encryption::Off, ..settings() };
-        let refusal = plain.to_text(1).unwrap_err().to_string();
-        assert!(refusal.contains("stalled_after_seconds: 60"), "nobody would notice: {refusal}");
-        let never = Settings { stalled_after_seconds: u32::MAX, ..plain.clone() };
-        let unasked = FailurePolicy::default().stalled_after_seconds;
-        for stalled_after_seconds in [u32::MAX, unasked] {
-            let text = Settings { stalled_after_seconds, ..plain.clone() }.to_text(1).unwrap();
-            assert!(!text.contains("encryption") && !text.contains("stalled"), "{text}");
-            assert_eq!(Settings::parse(&text, 1).unwrap(), never);
+        // They would never notice; the value of a job that says nothing means something else, too.
+        for seconds in [60, FailurePolicy::default().stalled_after_seconds] {
+            let job = Settings { stalled_after_seconds: seconds, ..plain.clone() };
+            let refusal = job.to_text(1).unwrap_err().to_string();
+            let expected = format!(
+                "the job says stalled_after_seconds: {seconds}; workers of control version 1 do not know that field and act as if it \
+                 were 4294967295: start workers of control version 2"
+            );
+            assert_eq!(refusal, expected);
         }
+        let never = Settings { stalled_after_seconds: u32::MAX, ..plain };
+        let text = never.to_text(1).unwrap();
+        assert!(!text.contains("encryption") && !text.contains("stalled"), "{text}");
+        assert_eq!(Settings::parse(&text, 1).unwrap(), never);
+    }
+
+    #[test]
+    fn a_moment_says_its_direction() {
+        let backward = Moment { step: 3, direction: Direction::Backward };
+        assert_eq!(Moment::of(3, proto::Direction::Backward), Ok(backward));
+        let refusal = Moment::of(3, proto::Direction::Unspecified).unwrap_err().to_string();
+        assert!(refusal.starts_with("the moment of step 3 says no direction"), "{refusal}");
     }
 
     #[test]

@@ -4,23 +4,15 @@
 //! [`crate::manifest`]. The job's kind is optional in a cluster: pods of other kinds join by label.
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
 use crate::checkpoint::Checkpoint;
 use crate::failure::FailurePolicy;
+use crate::object::CustomResource;
 
 /// A training job whose attention runs on a pool.
-#[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
-pub struct TrainingJob {
-    /// Name, labels and what else every object has.
-    pub metadata: ObjectMeta,
-    /// What the user wants.
-    pub spec: TrainingJobSpec,
-    /// What is there; written by the operator only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<TrainingJobStatus>,
-}
+pub type TrainingJob = CustomResource<TrainingJobSpec, TrainingJobStatus>;
 
 impl TrainingJob {
     /// `kind` of the object.
@@ -33,10 +25,10 @@ impl TrainingJob {
 #[cfg_attr(
     feature = "schema",
     kube(
-        group = "cadre.dev",
-        version = "v1alpha1",
         kind = "TrainingJob",
         root = "TrainingJobResource",
+        group = "cadre.dev",
+        version = "v1alpha1",
         status = "TrainingJobStatus",
         namespaced,
         doc = "A training job whose core attention runs on a pool.",

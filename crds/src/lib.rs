@@ -15,6 +15,7 @@ mod fields;
 mod job;
 pub mod manifest;
 mod nearest;
+mod object;
 mod pool;
 mod readable;
 mod resource;
@@ -32,6 +33,7 @@ pub use job::{
     TrainingJobStatus, Wire,
 };
 pub use k8s_openapi;
+pub use object::CustomResource;
 #[cfg(feature = "schema")]
 pub use pool::AttentionPoolResource;
 pub use pool::{

@@ -4,22 +4,14 @@
 //! [`crate::manifest`]. No value here is a float, durations name their unit.
 
 use k8s_openapi::api::core::v1::PodTemplateSpec;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use serde::{Deserialize, Serialize};
 
+use crate::object::CustomResource;
 use crate::update::UpdateStrategy;
 
 /// A pool of attention servers.
-#[derive(Clone, Debug, Default, PartialEq, Deserialize, Serialize)]
-pub struct AttentionPool {
-    /// Name, labels and what else every object has.
-    pub metadata: ObjectMeta,
-    /// What the user wants.
-    pub spec: AttentionPoolSpec,
-    /// What is there; written by the operator only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub status: Option<AttentionPoolStatus>,
-}
+pub type AttentionPool = CustomResource<AttentionPoolSpec, AttentionPoolStatus>;
 
 impl AttentionPool {
     /// `kind` of the object.
@@ -32,10 +24,10 @@ impl AttentionPool {
 #[cfg_attr(
     feature = "schema",
     kube(
-        group = "cadre.dev",
-        version = "v1alpha1",
         kind = "AttentionPool",
         root = "AttentionPoolResource",
+        group = "cadre.dev",
+        version = "v1alpha1",
         status = "AttentionPoolStatus",
         namespaced,
         doc = "A pool of attention servers: they compute softmax(QKᵀ)V for the jobs that name the pool.",

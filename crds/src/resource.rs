@@ -3,8 +3,7 @@
 //! Group, version, kind and path of [`AttentionPool`] and [`TrainingJob`], by the traits of
 //! k8s-openapi. Clients build on these traits; there is no client here and no request is made.
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
-use k8s_openapi::{Metadata, NamespaceResourceScope, Resource};
+use k8s_openapi::{NamespaceResourceScope, Resource};
 
 use crate::contract::API_VERSION;
 use crate::{AttentionPool, TrainingJob};
@@ -18,18 +17,6 @@ impl Resource for AttentionPool {
     type Scope = NamespaceResourceScope;
 }
 
-impl Metadata for AttentionPool {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
-}
-
 impl Resource for TrainingJob {
     const API_VERSION: &'static str = API_VERSION;
     const GROUP: &'static str = "cadre.dev";
@@ -37,16 +24,4 @@ impl Resource for TrainingJob {
     const VERSION: &'static str = "v1alpha1";
     const URL_PATH_SEGMENT: &'static str = "trainingjobs";
     type Scope = NamespaceResourceScope;
-}
-
-impl Metadata for TrainingJob {
-    type Ty = ObjectMeta;
-
-    fn metadata(&self) -> &ObjectMeta {
-        &self.metadata
-    }
-
-    fn metadata_mut(&mut self) -> &mut ObjectMeta {
-        &mut self.metadata
-    }
 }

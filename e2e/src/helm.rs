@@ -66,6 +66,13 @@ pub fn template(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
     run(cluster, "template", arguments)
 }
 
+/// An installation as a user types it, from the project's folder, of which nothing comes to be.
+pub fn dry_run(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+    let mut command = helm(cluster.programs(), cluster)?;
+    command.current_dir(root()).arg("install").args(arguments).arg("--dry-run=client");
+    output(&mut command).context("helm install")
+}
+
 /// helm's own checks, warnings being errors.
 pub fn lint(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
     let mut command = helm(cluster.programs(), cluster)?;

@@ -71,12 +71,12 @@ impl Node {
         Ok(Self { name, number, folder, process })
     }
 
-    /// Its name.
+    /// Name of the node.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// Its number, from 1.
+    /// Number of the node, from 1.
     pub fn number(&self) -> usize {
         self.number
     }

@@ -36,7 +36,7 @@ impl Process {
         Ok(Self { name: name.to_owned(), child, log })
     }
 
-    /// Its id in our namespace.
+    /// Id of the process in our namespace.
     pub fn id(&self) -> u32 {
         self.child.id()
     }
@@ -50,7 +50,7 @@ impl Process {
         }
     }
 
-    /// Its log so far.
+    /// Log of the process so far.
     pub fn log(&self) -> String {
         std::fs::read_to_string(&self.log).unwrap_or_default()
     }
@@ -110,7 +110,7 @@ impl Process {
 impl Drop for Process {
     fn drop(&mut self) {
         if !matches!(self.child.try_wait(), Ok(Some(_))) {
-            // It may have ended meanwhile; then there is nothing to kill.
+            // The process may have ended meanwhile; then there is nothing to kill.
             let _ = self.child.kill();
             let _ = self.child.wait();
         }

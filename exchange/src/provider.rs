@@ -44,7 +44,7 @@ pub struct PullRequest {
     pub peer: PeerId,
     /// The region.
     pub key: RegionKey,
-    /// Its bytes, and where in the landing each of them goes; read in this order.
+    /// Bytes of the region, and where in the landing each of them goes; read in this order.
     pub pieces: Vec<Piece>,
     /// What they land in.
     pub landing: LandingId,
@@ -213,7 +213,7 @@ pub enum RingError {
         "a message of {bytes} bytes is above {MAX_MESSAGE_BYTES}: publish it and let the peer pull"
     )]
     TooLong {
-        /// Its length.
+        /// Length of the message.
         bytes: usize,
     },
 }

@@ -128,7 +128,7 @@ fn pull(reader: &mut Paths, landing: LandingId) -> Result<(), TrialError> {
         let mut ended = None;
         for event in events.drain(..) {
             match event {
-                // It says more than the end of the pull before it.
+                // The end of a link says more than the end of the pull before it.
                 Event::Closed { error: reason, .. } | Event::Broken { reason } => {
                     return Err(TrialError::Closed { reason });
                 }

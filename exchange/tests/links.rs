@@ -104,7 +104,7 @@ fn a_forced_close_ends_everything_at_once() {
     assert_eq!(pulls.map(|it| server.result(it)), [const { Some(Err(PullError::Cancelled)) }; 2]);
     assert_eq!(server.closed(TRAINER), None);
     until(&mut [&mut trainer], |nodes| nodes[0].closed(SERVER).is_some());
-    // Both may open links again.
+    // Both peers may open links again.
     server.events.clear();
     connect(&mut server, &mut trainer);
     server.tcp.ring(TRAINER, b"back").expect("there is room");

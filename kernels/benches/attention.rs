@@ -205,7 +205,7 @@ impl<'a> Own<'a> {
     }
 }
 
-/// Their side.
+/// The peer's side of the bench.
 struct Peer(Option<Process>);
 
 struct Process {

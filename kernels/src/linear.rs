@@ -161,7 +161,7 @@ impl Linear {
         Ok(())
     }
 
-    /// Both for weights that were applied to the same rows x; `inputs` are their dy, and dx sums over them in order.
+    /// dx and dw of weights that were applied to the same rows x; `inputs` are their dy, and dx sums over them in order.
     ///
     /// # Errors
     ///

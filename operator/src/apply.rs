@@ -240,7 +240,7 @@ where
     }
 }
 
-/// It is gone, or another of the same name has come.
+/// Whether the object is gone, or another of the same name has come.
 fn is_gone(error: &kube::Error) -> bool {
     is_code(error, 404) || is_code(error, 409)
 }

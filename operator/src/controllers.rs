@@ -1,4 +1,4 @@
-//! Both controllers: who looks at which object when.
+//! The controllers of pools and of jobs: who looks at which object when.
 //!
 //! In: triggers of the caches, and once all objects. Out: reconciles, a bounded number at a time, never
 //! two of one object. After an error an object is looked at again, later each time.

@@ -19,9 +19,9 @@ pub(crate) enum Error {
     /// An object of somebody else has the name that ours needs.
     #[error("{kind} {name} is there and belongs to somebody else; rename one of the two")]
     NameTaken {
-        /// Its kind.
+        /// Kind of the object.
         kind: &'static str,
-        /// Its name.
+        /// Name of the object.
         name: String,
     },
     /// The certificate of the control service's issuer is missing.

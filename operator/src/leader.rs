@@ -103,7 +103,7 @@ impl Lease {
 
     /// Returns when this process must not lead any more. Not to be called again then.
     pub(crate) async fn lost(&mut self) {
-        // Its end is all that is waited for, whatever it is.
+        // The end of the renewals is all that is waited for, whatever it is.
         let _ = (&mut self.renewing).await;
     }
 

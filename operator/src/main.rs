@@ -99,7 +99,7 @@ async fn main() -> anyhow::Result<()> {
         .await
         .context("no access to an API server; run in a cluster or set KUBECONFIG")?;
     let client = api::client(config.clone()).context("access to the API server")?;
-    // Its connections wait for nothing else.
+    // The lease has connections of its own, which wait for nothing else.
     let leases = api::client(config).context("access to the API server")?;
     let namespace = arguments.namespace.as_deref();
     let place = leader::Place {

@@ -26,7 +26,9 @@ pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
     }
     bundles.sort_by_key(|(slot, document, _)| (*slot, *document));
     let mut draft = Draft::new(problem);
-    for (slot, document, rows) in bundles {
+    for of_one in bundles.chunk_by(|one, next| (one.0, one.1) == (next.0, next.1)) {
+        let (slot, document, _) = of_one[0];
+        let rows = of_one.iter().map(|it| it.2.clone());
         draft.bundle(slot, document, problem.all_heads(), rows);
     }
     draft.finish(problem.digest(), Cuts::RankEdges)
@@ -43,9 +45,8 @@ pub fn imbalance_at_home(problem: &Problem) -> Result<(u64, u64), Error> {
     let ranks = 0..problem.layout.ranks().len() as u32;
     let loads: Vec<u64> = ranks
         .map(|rank| {
-            let rows = rows_at(problem, RankId(rank)).into_iter();
-            let pieces = rows.flat_map(|(id, rows)| rows.into_iter().map(move |it| (id, it)));
-            pieces.map(|(document, rows)| problem.cost(document, &heads, &rows)).sum()
+            let rows = rows_at(problem, RankId(rank));
+            rows.into_iter().map(|(document, it)| problem.cost(document, &heads, &it)).sum()
         })
         .collect();
     let most = loads.iter().copied().max().unwrap_or(0);
@@ -58,20 +59,17 @@ fn slot_at(problem: &Problem, rank: RankId) -> Option<SlotId> {
     Some(SlotId(slot as u32))
 }
 
-/// A rank's rows by document, those that touch merged.
-fn rows_at(problem: &Problem, rank: RankId) -> Vec<(DocumentId, Vec<Range<u32>>)> {
-    let mut stretches = problem.layout.ranks()[rank.0 as usize].clone();
-    stretches.sort_by_key(|it| (it.document, it.start));
-    let mut documents: Vec<(DocumentId, Vec<Range<u32>>)> = Vec::new();
-    for it in stretches {
-        let rows = it.start..it.end;
-        match documents.last_mut() {
-            Some((id, all)) if *id == it.document => match all.last_mut() {
-                Some(last) if last.end == rows.start => last.end = rows.end,
-                _ => all.push(rows),
-            },
-            _ => documents.push((it.document, vec![rows])),
+/// A rank's rows by document and then by row, those that touch merged.
+fn rows_at(problem: &Problem, rank: RankId) -> Vec<(DocumentId, Range<u32>)> {
+    let stretches = &problem.layout.ranks()[rank.0 as usize];
+    let mut rows: Vec<_> = stretches.iter().map(|it| (it.document, it.start..it.end)).collect();
+    rows.sort_by_key(|it| (it.0, it.1.start));
+    rows.dedup_by(|next, last| {
+        let touch = last.0 == next.0 && last.1.end == next.1.start;
+        if touch {
+            last.1.end = next.1.end;
         }
-    }
-    documents
+        touch
+    });
+    rows
 }

@@ -153,7 +153,7 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
     o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
-    _native.local_forward((kind, torch.get_num_threads()), lengths, qkv, (o, lse))
+    _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
 
@@ -216,7 +216,7 @@ def _backward_here(
     on_wire = wide_dout if wire == wide else _as(dout, wire)
     given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
     results = tuple(torch.empty_like(it, dtype=wide) for it in qkv)
-    _native.local_backward((kind, torch.get_num_threads()), lengths, qkv, given, results)
+    _native.local_backward((kind, torch.get_num_threads(), lengths), qkv, given, results)
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
@@ -383,7 +383,7 @@ def flash_attn_varlen_func(
     """FlashAttention 2's function, in its order of arguments. `max_seqlen_q` and `max_seqlen_k` are not needed;
     every result is deterministic. With `return_attn_probs`: O, LSE as `[heads, rows]`, and None in place of
     probabilities. `sinks`: a learnt number a query head, one more key of every row whose value is zero; LSE counts it.
-    `chunk`: documents are cut after so many rows. `layer`: the number of the layer in a tensor, for activation
+    `chunk`: rows after which a document is cut. `layer`: the number of the layer in a tensor, for activation
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
     _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)

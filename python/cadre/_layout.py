@@ -18,7 +18,7 @@ class Kind:
     mask: str = "causal"
     """`causal`, `full` or `window:ROWS`: a row's own key and the ROWS - 1 before it."""
     chunk: int | None = None
-    """Documents are cut after every so many rows."""
+    """Rows of a chunk: attention does not cross from one to the next."""
     scale: float | None = None
     """Factor of the scores; `None` is head_dim ** -0.5."""
     softcap: float | None = None
@@ -210,7 +210,7 @@ class Stretch(NamedTuple):
     number."""
 
     document: int
-    """Its number, the same on every rank that holds some of it, no other's in this step."""
+    """Number of the document: the same on every rank that holds some of it, no other's in this step."""
     rows: int
     """Rows of the whole document."""
     start: int

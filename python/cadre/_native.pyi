@@ -96,16 +96,14 @@ def gpu_refuses(number: int) -> str | None:
     """Why the kernels of GPUs do not run on this one."""
 
 def gpu_forward(
-    settings: tuple[str, tuple[int, int]],
-    documents: Sequence[int],
+    batch: tuple[str, tuple[int, int], Sequence[int]],
     qkv: tuple[Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor],
 ) -> None:
-    """O in bf16 and LSE in f32 of whole documents, in the order of a stream; settings: kind, and GPU and stream."""
+    """O in bf16 and LSE in f32 of whole documents, in the order of a stream; batch: kind, GPU and stream, lengths."""
 
 def gpu_backward(
-    settings: tuple[str, tuple[int, int]],
-    documents: Sequence[int],
+    batch: tuple[str, tuple[int, int], Sequence[int]],
     qkv: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor, Tensor],
@@ -113,16 +111,14 @@ def gpu_backward(
     """dQ, dK and dV in f32, from dO in bf16, LSE and rowsum(dO * O) - dLSE."""
 
 def local_forward(
-    settings: tuple[str, int],
-    documents: Sequence[int],
+    batch: tuple[str, int, Sequence[int]],
     qkv: tuple[Tensor, Tensor, Tensor],
     results: tuple[Tensor, Tensor],
 ) -> None:
-    """O and LSE in f32 of whole documents; settings: kind, threads."""
+    """O and LSE in f32 of whole documents; batch: kind, threads, lengths."""
 
 def local_backward(
-    settings: tuple[str, int],
-    documents: Sequence[int],
+    batch: tuple[str, int, Sequence[int]],
     qkv: tuple[Tensor, Tensor, Tensor],
     gradients: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
     results: tuple[Tensor, Tensor, Tensor],

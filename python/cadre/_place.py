@@ -61,7 +61,7 @@ def forward(behind: Behind, kind: str, lengths: list[int], *given: Tensor) -> tu
     """O and LSE of whole documents."""
     qkv = tuple(it.to(torch.bfloat16).contiguous() for it in given)
     o, lse = room(qkv[0].shape, qkv[0]), room(qkv[0].shape[:2], qkv[0], torch.float32)
-    _native.gpu_forward((kind, behind), lengths, qkv, (o, lse))
+    _native.gpu_forward((kind, behind, lengths), qkv, (o, lse))
     return o.to(given[0].dtype), lse
 
 
@@ -79,7 +79,7 @@ def backward(
         delta -= dlse
     *turned, narrow = (it.to(torch.bfloat16).contiguous() for it in (*qkv, dout))
     results = tuple(room(it.shape, it, torch.float32) for it in turned)
-    _native.gpu_backward((kind, behind), lengths, tuple(turned), (narrow, lse.contiguous(), delta), results)
+    _native.gpu_backward((kind, behind, lengths), tuple(turned), (narrow, lse.contiguous(), delta), results)
     return tuple(it.to(qkv[0].dtype) for it in results)
 
 

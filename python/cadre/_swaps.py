@@ -5,6 +5,7 @@ rows, in the place of the originals, wherever a module holds these.
 """
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -16,38 +17,28 @@ from ._attention import attend, flash_attn_varlen_func
 from ._layout import mask_of, refuse
 
 
-def flash_attn_func(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    dropout_p: float = 0.0,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    window_size: tuple[int, int] = (-1, -1),
-    softcap: float = 0.0,
-    alibi_slopes: Tensor | None = None,
-    deterministic: bool = False,
-    return_attn_probs: bool = False,
-    **more: Any,
-) -> Tensor | tuple[Tensor, Tensor, None]:
-    """FlashAttention 2's function for batches, `[batch, rows, heads, dim]`: a row of the batch is a document.
-    Further arguments are those of `flash_attn_varlen_func`."""
+def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any) -> Any:
+    """FlashAttention 2's function for batches, `[batch, rows, heads, dim]`: a row of the batch is a document. Options
+    are those of `flash_attn_varlen_func` behind its lengths, in FlashAttention's order; so is what it returns."""
     if q.dim() != 4 or q.shape[:2] != k.shape[:2]:
         raise ValueError(f"q is {tuple(q.shape)} and k {tuple(k.shape)}; give [batch, rows, heads, dim], of equal rows")
     batch, rows = q.shape[:2]
     if not batch or not rows:
         raise ValueError(f"q is {tuple(q.shape)}; give a batch of 1 or more, with 1 row or more each")
     ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
-    packed = flash_attn_varlen_func(
-        *(it.flatten(0, 1) for it in (q, k, v)),
-        *(ends, ends, rows, rows, dropout_p, softmax_scale, causal, window_size, softcap, alibi_slopes, deterministic),
-        return_attn_probs,
-        **more,
-    )
-    if not return_attn_probs:
+    flat = (it.flatten(0, 1) for it in (q, k, v))
+    packed = flash_attn_varlen_func(*flat, ends, ends, rows, rows, *options, **more)
+    if isinstance(packed, Tensor):
         return packed.unflatten(0, (batch, rows))
     o, lse, _ = packed
     return o.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1), None
+
+
+# Callers that ask which options it takes, as transformers does, see them by name.
+_options = inspect.signature(flash_attn_varlen_func)
+flash_attn_func.__signature__ = _options.replace(
+    parameters=[it for name, it in _options.parameters.items() if not name.startswith(("cu_seqlens", "max_seqlen"))]
+)
 
 
 def varlen_attn(

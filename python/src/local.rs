@@ -12,8 +12,8 @@ use pyo3::prelude::*;
 
 use crate::tensor::{Given, Side, Tensor, check_apart};
 
-/// Kind of the layer, and threads.
-type Settings = (String, usize);
+/// Kind of the layer, threads, and rows of each document.
+type Batch = (String, usize, Vec<u32>);
 
 /// What all documents of a call have in common.
 pub(crate) struct Common {
@@ -33,8 +33,7 @@ impl Common {
     }
 
     /// Refuses rows that are not those of the documents.
-    pub(crate) fn new(settings: &Settings, documents: &[u32], qkv: &[Tensor; 3]) -> PyResult<Self> {
-        let (kind, threads) = settings;
+    fn new((kind, threads, documents): &Batch, qkv: &[Tensor; 3]) -> PyResult<Self> {
         let [q, k, v] = qkv;
         let refuse = |message: String| Err(PyValueError::new_err(message));
         let (&[rows, query, dim], &[_, kv, _]) = (q.shape(), k.shape()) else {
@@ -62,22 +61,78 @@ impl Common {
     }
 }
 
+/// Tensors of a forward pass that fit each other.
+pub(crate) struct ForwardCall {
+    pub(crate) common: Common,
+    pub(crate) qkv: [Tensor; 3],
+    pub(crate) o: Tensor,
+    pub(crate) lse: Tensor,
+}
+
+impl ForwardCall {
+    /// Refuses results that share memory with what is read, and shapes that are not Q's.
+    pub(crate) fn new(
+        side: Side,
+        batch: &Batch,
+        qkv: &Given<'_, 3>,
+        results: &Given<'_, 2>,
+    ) -> PyResult<Self> {
+        let qkv = Tensor::all(["Q", "K", "V"], side, qkv)?;
+        let [o, lse] = Tensor::all(["O", "LSE"], side, results)?;
+        check_apart(&[&o, &lse], &qkv.each_ref())?;
+        let common = Common::new(batch, &qkv)?;
+        o.check_shape(qkv[0].shape())?;
+        lse.check_shape(&qkv[0].shape()[..2])?;
+        Ok(Self { common, qkv, o, lse })
+    }
+}
+
+/// Tensors of a backward pass that fit each other, but for those that its two sides have apart.
+pub(crate) struct BackwardCall {
+    pub(crate) common: Common,
+    pub(crate) qkv: [Tensor; 3],
+    /// dQ, dK and dV.
+    pub(crate) results: [Tensor; 3],
+}
+
+impl BackwardCall {
+    /// Refuses as [`ForwardCall::new`]. What else is read: `rows` have the shape of Q, `heads` a number a head.
+    pub(crate) fn new(
+        side: Side,
+        batch: &Batch,
+        qkv: &Given<'_, 3>,
+        results: &Given<'_, 3>,
+        (rows, heads): (&[&Tensor], &[&Tensor]),
+    ) -> PyResult<Self> {
+        let qkv = Tensor::all(["Q", "K", "V"], side, qkv)?;
+        let results = Tensor::all(["dQ", "dK", "dV"], side, results)?;
+        let read: Vec<&Tensor> = qkv.iter().chain([rows, heads].concat()).collect();
+        check_apart(&results.each_ref(), &read)?;
+        let common = Common::new(batch, &qkv)?;
+        for it in rows {
+            it.check_shape(qkv[0].shape())?;
+        }
+        for it in heads {
+            it.check_shape(&qkv[0].shape()[..2])?;
+        }
+        for (result, of) in results.iter().zip(&qkv) {
+            result.check_shape(of.shape())?;
+        }
+        Ok(Self { common, qkv, results })
+    }
+}
+
 /// O and LSE of whole documents, from Q, K and V.
 #[pyfunction]
 #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
 pub(crate) fn local_forward(
     py: Python<'_>,
-    settings: Settings,
-    documents: Vec<u32>,
+    batch: Batch,
     qkv: Given<'_, 3>,
     results: Given<'_, 2>,
 ) -> PyResult<()> {
-    let qkv = Tensor::all(["Q", "K", "V"], Side::Host, &qkv)?;
-    let [mut o, mut lse] = Tensor::all(["O", "LSE"], Side::Host, &results)?;
-    check_apart(&[&o, &lse], &qkv.each_ref())?;
-    let common = Common::new(&settings, &documents, &qkv)?;
-    o.check_shape(qkv[0].shape())?;
-    lse.check_shape(&qkv[0].shape()[..2])?;
+    let call = ForwardCall::new(Side::Host, &batch, &qkv, &results)?;
+    let ForwardCall { common, qkv, mut o, mut lse } = call;
     py.detach(|| {
         let qkv = [qkv[0].dense()?, qkv[1].dense()?, qkv[2].dense()?];
         common.pieces().forward(qkv, o.f32s_mut()?, lse.f32s_mut()?).map_err(refused)
@@ -90,31 +145,19 @@ pub(crate) fn local_forward(
 #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
 pub(crate) fn local_backward(
     py: Python<'_>,
-    settings: Settings,
-    documents: Vec<u32>,
+    batch: Batch,
     qkv: Given<'_, 3>,
     gradients: Given<'_, 5>,
     results: Given<'_, 3>,
 ) -> PyResult<()> {
-    let qkv = Tensor::all(["Q", "K", "V"], Side::Host, &qkv)?;
     let [o, lse, wide, dout, dlse] = gradients;
     let names = ["O", "LSE", "dO", "dO on the wire"];
-    let gradients = Tensor::all(names, Side::Host, &[o, lse, wide, dout])?;
+    let [o, lse, wide, dout] = Tensor::all(names, Side::Host, &[o, lse, wide, dout])?;
     let dlse = Tensor::optional("dLSE", Side::Host, &dlse)?;
-    let mut results = Tensor::all(["dQ", "dK", "dV"], Side::Host, &results)?;
-    let read: Vec<&Tensor> = qkv.iter().chain(&gradients).chain(&dlse).collect();
-    check_apart(&results.each_ref(), &read)?;
-    let common = Common::new(&settings, &documents, &qkv)?;
-    let [o, lse, wide, dout] = &gradients;
-    for rows in [o, wide, dout] {
-        rows.check_shape(qkv[0].shape())?;
-    }
-    for heads in [lse].into_iter().chain(&dlse) {
-        heads.check_shape(&qkv[0].shape()[..2])?;
-    }
-    for (result, of) in results.iter().zip(&qkv) {
-        result.check_shape(of.shape())?;
-    }
+    let heads: Vec<&Tensor> = [&lse].into_iter().chain(&dlse).collect();
+    let read = (&[&o, &wide, &dout][..], &heads[..]);
+    let call = BackwardCall::new(Side::Host, &batch, &qkv, &results, read)?;
+    let BackwardCall { common, qkv, mut results } = call;
     py.detach(|| {
         let Common { heads, threads, .. } = common;
         let mut delta = delta(threads, heads.dim, wide.f32s()?, o.f32s()?);

@@ -19,15 +19,15 @@ use half::bf16;
 use pyo3::prelude::*;
 
 use crate::lent::{Behind, stream};
-use crate::local::Common;
+use crate::local::{BackwardCall, Common, ForwardCall};
 use crate::session::{failed, refused};
-use crate::tensor::{Given, Side, Tensor, check_apart};
+use crate::tensor::{Given, Side, Tensor};
 
 /// Plans that are kept: those of the newest batches.
 const MOST: usize = 16;
 
-/// Kind of the layer, and where.
-type Settings = (String, Behind);
+/// Kind of the layer, where, and rows of each document.
+type Batch = (String, Behind, Vec<u32>);
 
 /// What a plan is made of: GPU, kind, heads, rows of the documents.
 type Key = (usize, String, [usize; 3], Vec<u32>);
@@ -94,9 +94,9 @@ fn shape(common: &Common) -> Shape {
     Shape { softcap, ..Shape::new(common.heads, common.kind.scale_of()) }
 }
 
-fn key((kind, behind): &Settings, common: &Common) -> Key {
+fn key(kind: String, behind: Behind, common: &Common) -> Key {
     let Heads { query, kv, dim } = common.heads;
-    (behind.0, kind.clone(), [query, kv, dim], common.rows.clone())
+    (behind.0, kind, [query, kv, dim], common.rows.clone())
 }
 
 /// What went wrong, of a kind that says whether the caller can correct it.
@@ -123,24 +123,21 @@ pub(crate) fn gpu_refuses(py: Python<'_>, number: usize) -> Option<String> {
 #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
 pub(crate) fn gpu_forward(
     py: Python<'_>,
-    settings: Settings,
-    documents: Vec<u32>,
+    batch: Batch,
     qkv: Given<'_, 3>,
     results: Given<'_, 2>,
 ) -> PyResult<()> {
-    let qkv = Tensor::all(["Q", "K", "V"], Side::Gpu, &qkv)?;
-    let [mut o, mut lse] = Tensor::all(["O", "LSE"], Side::Gpu, &results)?;
-    check_apart(&[&o, &lse], &qkv.each_ref())?;
-    let common = Common::new(&(settings.0.clone(), 1), &documents, &qkv)?;
-    o.check_shape(qkv[0].shape())?;
-    lse.check_shape(&qkv[0].shape()[..2])?;
+    let (kind, behind, documents) = batch;
+    let batch = (kind.clone(), 1, documents);
+    let call = ForwardCall::new(Side::Gpu, &batch, &qkv, &results)?;
+    let ForwardCall { common, qkv, mut o, mut lse } = call;
     py.detach(|| {
         let _kept = CallersContext::keep();
         let mut kept = kept();
-        let (stream, scratch) = kept.stream(settings.1)?;
+        let (stream, scratch) = kept.stream(behind)?;
         let [q, k, v] = &qkv;
         check(stream.gpu(), &[q, k, v, &o, &lse])?;
-        let plan = plan_of(&mut kept.forward, key(&settings, &common), || {
+        let plan = plan_of(&mut kept.forward, key(kind, behind, &common), || {
             let mask = cadre_worker::launch::mask(common.kind.mask);
             let task = |(keys, rows)| ForwardTask { mask, keys, rows };
             let tasks: Vec<_> = pieces(&common.rows).map(task).collect();
@@ -158,33 +155,26 @@ pub(crate) fn gpu_forward(
 #[allow(clippy::needless_pass_by_value, reason = "Python's tuples come by value")]
 pub(crate) fn gpu_backward(
     py: Python<'_>,
-    settings: Settings,
-    documents: Vec<u32>,
+    batch: Batch,
     qkv: Given<'_, 3>,
     gradients: Given<'_, 3>,
     results: Given<'_, 3>,
 ) -> PyResult<()> {
-    let qkv = Tensor::all(["Q", "K", "V"], Side::Gpu, &qkv)?;
     let gradients = Tensor::all(["dO", "LSE", "Δ"], Side::Gpu, &gradients)?;
-    let mut results = Tensor::all(["dQ", "dK", "dV"], Side::Gpu, &results)?;
-    let read: Vec<&Tensor> = qkv.iter().chain(&gradients).collect();
-    check_apart(&results.each_ref(), &read)?;
-    let common = Common::new(&(settings.0.clone(), 1), &documents, &qkv)?;
     let [dout, lse, delta] = &gradients;
-    dout.check_shape(qkv[0].shape())?;
-    for heads in [lse, delta] {
-        heads.check_shape(&qkv[0].shape()[..2])?;
-    }
-    for (result, of) in results.iter().zip(&qkv) {
-        result.check_shape(of.shape())?;
-    }
+    let (kind, behind, documents) = batch;
+    let batch = (kind.clone(), 1, documents);
+    let read = (&[dout][..], &[lse, delta][..]);
+    let call = BackwardCall::new(Side::Gpu, &batch, &qkv, &results, read)?;
+    let BackwardCall { common, qkv, mut results } = call;
     py.detach(|| {
         let _kept = CallersContext::keep();
         let mut kept = kept();
-        let (stream, scratch) = kept.stream(settings.1)?;
-        check(stream.gpu(), &read)?;
-        check(stream.gpu(), &results.each_ref())?;
-        let plan = plan_of(&mut kept.backward, key(&settings, &common), || {
+        let (stream, scratch) = kept.stream(behind)?;
+        for tensors in [&qkv, &gradients, &results] {
+            check(stream.gpu(), &tensors.each_ref())?;
+        }
+        let plan = plan_of(&mut kept.backward, key(kind, behind, &common), || {
             let mask = cadre_worker::launch::mask(common.kind.mask);
             let bundle = |(keys, rows): (Keys, TaskRows)| {
                 let dkv_row = keys.kv_row;

@@ -30,7 +30,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 /// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
 type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
 
-/// Those of a turn.
+/// Micro-batches of a turn.
 #[derive(FromPyObject)]
 enum MicroBatches {
     One(u16),
@@ -267,7 +267,7 @@ impl Session {
         tokens: u64,
         seconds: f64,
     ) -> PyResult<()> {
-        // Another thread may be in a wait, which holds what the times are asked of.
+        // The queue to the IO thread may be full.
         py.detach(|| {
             self.with(|session| {
                 let exposed_wait_seconds = session.exposed_wait().as_secs_f64();

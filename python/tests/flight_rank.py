@@ -12,6 +12,7 @@ import os
 import cadre
 import torch
 from cadre._turns import order_of
+from refusals import refused
 from torch.utils.checkpoint import checkpoint
 
 HEADS, KV_HEADS, DIM, LAYERS = 2, 1, 8, 3
@@ -44,15 +45,6 @@ def forward(leaves: list[list[torch.Tensor]], *, again: bool) -> torch.Tensor:
     for q, k, v in leaves:
         o = checkpoint(attend, q + o, k, v, use_reentrant=False) if again else attend(q + o, k, v)
     return o
-
-
-def refused(words: str, call) -> None:
-    try:
-        call()
-    except RuntimeError as error:
-        assert words in str(error), f"{words!r} is not in: {error}"
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def results(rank: int, turns, *, again: bool) -> list[torch.Tensor]:

@@ -11,6 +11,7 @@ import cadre
 import torch
 from cadre._attention import attend
 from gpu_memory import of_words
+from refusals import refused
 
 HEADS, KV_HEADS, DIM, LAYERS = 4, 2, 16, 2
 # By rank: documents that lie whole on it, and one that goes on.
@@ -36,15 +37,6 @@ def results(rank: int, dtype: torch.dtype, place) -> list[torch.Tensor]:
         outputs += attend(*inputs[-3:], None, None, mask="causal")
         gradients += [place(numbers(seed + 1, rows, HEADS, DIM).to(dtype)), place(numbers(seed + 2, rows, HEADS))]
     return [it.detach() for it in (*outputs, *torch.autograd.grad(outputs, inputs, gradients))]
-
-
-def refused(words: str, call) -> None:
-    try:
-        call()
-    except ValueError as error:
-        assert words in str(error), f"{words!r} is not in: {error}"
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def compare(what: str, expected: list[torch.Tensor], found: list[torch.Tensor]) -> None:

@@ -11,6 +11,7 @@ import torch
 from cadre import _native
 from cadre._attention import attend
 from gpu_memory import Cuda, EmulatedGpu, of_words
+from refusals import refused
 
 LENGTHS = [70, 1, 60]
 ENDS = torch.tensor([0, *LENGTHS]).cumsum(0).int()
@@ -60,12 +61,7 @@ def main() -> None:
         ((rows,) * 3, rows, "O shares memory with Q"),
         ((host,) * 3, rows, "Q lies at 0x"),
     ):
-        try:
-            _native.gpu_forward(("causal", behind), [3], qkv, (o, lse))
-        except ValueError as error:
-            assert words in str(error), error
-        else:
-            raise AssertionError(f"not refused: {words}")
+        refused(words, lambda qkv=qkv, o=o: _native.gpu_forward(("causal", behind, [3]), qkv, (o, lse)))
     assert "GPU 7" in _native.gpu_refuses(7)
     # No GPU's kernels take these.
     assert cadre._place.kernels(rows[..., :8], torch.bfloat16) is None

@@ -20,6 +20,7 @@ from pathlib import Path
 
 import cadre
 import torch
+from refusals import refused
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -126,16 +127,6 @@ def named(leaves: list[list[torch.Tensor]], found: list[torch.Tensor]) -> dict[s
         for name, it in zip(NAMES, layer, strict=True)
         if it.grad is not None
     }
-
-
-def refused(words: str, call) -> None:
-    """What is refused before anything is sent leaves the step as it was."""
-    try:
-        call()
-    except (ValueError, NotImplementedError, RuntimeError) as error:
-        assert words in str(error), f"{words!r} is not in: {error}"
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 def saves_attention(_, operator, *__, **___) -> CheckpointPolicy:

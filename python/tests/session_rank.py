@@ -8,6 +8,7 @@ import os
 
 import cadre
 import torch
+from refusals import refused
 
 HEADS, KV_HEADS, DIM, LAYERS, ROWS = 2, 1, 8, 3, 40
 
@@ -15,15 +16,6 @@ HEADS, KV_HEADS, DIM, LAYERS, ROWS = 2, 1, 8, 3, 40
 def rows(rank: int, micro_batch: int, layer: int, *heads: int) -> tuple[torch.Tensor, ...]:
     seed = torch.Generator().manual_seed(100 * rank + 10 * micro_batch + layer)
     return tuple(torch.randn(ROWS, it, DIM, generator=seed) for it in heads)
-
-
-def refused(words: str, call) -> None:
-    try:
-        call()
-    except ValueError as error:
-        assert words in str(error), f"{words!r} is not in: {error}"
-    else:
-        raise AssertionError(f"not refused: {words}")
 
 
 class Rank:

@@ -18,7 +18,7 @@ class CFaceTest(unittest.TestCase):
             self.skipTest("no emulated driver, or no GPU kernels: `make kernels`, then the tests of cadre-kernels-c")
         folders = f"{built}:{drivers[-1].parent}"
         example = ROOT / "kernels/c/examples/attention.py"
-        # It opens the GPU once, with three modules, forward and backward.
+        # The example opens the GPU once, with three modules, forward and backward.
         own = {"LD_LIBRARY_PATH": folders, "CADRE_EMULATED_MODULES": "3"}
         command, environment = [sys.executable, example], {**os.environ, **own}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=120)

@@ -180,7 +180,7 @@ class Operators(unittest.TestCase):
 
     def test_the_native_half_refuses_memory_that_it_cannot_use(self) -> None:
         q, k, v = (it.detach() for it in rows())
-        settings, lse = ("causal", 1), torch.empty(161, 4)
+        batch, lse = ("causal", 1, DOCUMENTS), torch.empty(161, 4)
         for o, lse_, words in (
             (torch.empty_like(q).double(), lse, "O is torch.float64"),
             (torch.empty(4, 161, 16).transpose(0, 1), lse, "O does not have the elements of a row side by side"),
@@ -189,7 +189,7 @@ class Operators(unittest.TestCase):
             (torch.empty_like(q), torch.empty(161, 8)[:, ::2], "LSE does not have"),
         ):
             with self.assertRaisesRegex(ValueError, words):
-                _native.local_forward(settings, DOCUMENTS, (q, k, v), (o, lse_))
+                _native.local_forward(batch, (q, k, v), (o, lse_))
         with self.assertRaisesRegex(RuntimeError, "init"):
             cadre.begin_step([1])
         with self.assertRaisesRegex(RuntimeError, "CADRE_CONTROL is not set"):

@@ -302,7 +302,7 @@ class Transformers(RealProcesses):
         self.assertLess(abs(first[1].item() - number(calm[0])) / number(calm[0]), 1e-6)
         for it in first:
             it.backward()
-        # Those of the decays of linear layers are far off in f32, whoever computes attention.
+        # Gradients of the decays of linear layers are far off in f32, whoever computes attention.
         exact = hybrid("sdpa").double()
         (sum(exact(**batch).loss for batch in batches) / 2).backward()
         off: list[list[float]] = [[], []]
@@ -322,7 +322,7 @@ class Transformers(RealProcesses):
         for make, theirs in ((llama, "sdpa"), (qwen, "sdpa"), (gemma, "eager"), (gpt_oss, "eager")):
             gradients = []
             if make == gpt_oss:
-                # Its own attention lets packed documents see each other.
+                # This model's own attention lets packed documents see each other.
                 ends = torch.tensor([0, TOKENS], dtype=torch.int32)
                 batch |= {"position_ids": torch.arange(TOKENS)[None], "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
             for attention in ("cadre", theirs):

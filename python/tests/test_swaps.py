@@ -1,6 +1,7 @@
 """Faces of attention beside FlashAttention's for packed rows, and `install`, which puts them where others were."""
 
 import importlib.util
+import inspect
 import os
 import sys
 import tempfile
@@ -21,6 +22,20 @@ from transformers.integrations import hub_kernels
 REPOSITORY = Path(__file__).resolve().parents[1] / "cadre/kernel"
 
 BATCH, ROWS = 3, 20
+# Arguments of FlashAttention's function for batches.
+FLASH = [
+    "q",
+    "k",
+    "v",
+    "dropout_p",
+    "softmax_scale",
+    "causal",
+    "window_size",
+    "softcap",
+    "alibi_slopes",
+    "deterministic",
+    "return_attn_probs",
+]
 ENDS = torch.arange(0, BATCH * ROWS + 1, ROWS, dtype=torch.int32)
 
 
@@ -50,8 +65,10 @@ class Swaps(unittest.TestCase):
             self.alike(cadre.flash_attn_func(*rows, causal=causal), of_torch(*rows, is_causal=causal), rows)
         o, lse, none = cadre.flash_attn_func(*rows, causal=True, return_attn_probs=True)
         self.assertEqual((o.shape, lse.shape, none), (rows[0].shape, (BATCH, 4, ROWS), None))
-        alone = cadre.flash_attn_func(*(it[1:2] for it in rows), causal=True, return_attn_probs=True)
+        # The same by position, as FlashAttention orders them.
+        alone = cadre.flash_attn_func(*(it[1:2] for it in rows), 0.0, None, True, (-1, -1), 0.0, None, False, True)
         self.assertTrue(torch.equal(lse[1:2], alone[1]))
+        self.assertEqual(list(inspect.signature(cadre.flash_attn_func).parameters)[:11], FLASH)
         with self.assertRaisesRegex(ValueError, "give \\[batch, rows, heads, dim\\], of equal rows"):
             cadre.flash_attn_func(rows[0], rows[1][:, :5], rows[2][:, :5])
         for none in (slice(0), (slice(None), slice(0))):

@@ -86,10 +86,13 @@ pub enum Said {
 /// Whether a trainer's main thread makes the calls that are due.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub enum Stands {
-    /// It has not for too long; the text names the trainer, the call that is due and the time.
+    /// No call for too long; the text names the trainer, the call that is due and the time.
     Still(String),
-    /// It makes its calls again.
+    /// The thread makes its calls again.
     No,
+    /// It has left the job and will make none, although a step is out that is not over there; the text names the trainer and the
+    /// call that was due.
+    Left(String),
 }
 
 /// The processes that may say something; from any other it is ignored.
@@ -180,7 +183,7 @@ pub struct Lengths {
 pub struct NanoLengths {
     /// The documents that this trainer holds rows of: number in the stream and whole length.
     pub documents: Vec<(u32, u32)>,
-    /// Its rows, in stream order.
+    /// Rows of this trainer, in stream order.
     pub stretches: Vec<Stretch>,
 }
 

@@ -173,7 +173,7 @@ fn factor(text: &str) -> Result<Factor, String> {
 #[serde(try_from = "String", into = "String")]
 pub struct Factor(f32);
 
-/// It is never NaN.
+/// A factor is never NaN.
 impl Eq for Factor {}
 
 /// A text that is no factor or bound of scores.

@@ -48,7 +48,7 @@ pub enum Error {
     Unordered {
         /// The layer.
         layer: usize,
-        /// Its kind.
+        /// Kind of the layer.
         kind: u16,
         /// How many kinds there are before it.
         known: usize,

@@ -45,7 +45,7 @@ pub struct Turn {
 pub enum Which {
     /// Every layer with core attention.
     All,
-    /// These layers, in ascending order, and not all of them.
+    /// The layers with these numbers, in ascending order, and not all of them.
     Only(Vec<u16>),
 }
 

@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use cadre_control::Moment;
 use cadre_control::proto::{
-    self, Conductor, FaultsFired, Hello, Kind, Listening, Trainer, Trainers, View, ViewNumber,
-    notice, worker_message::Message,
+    self, Conductor, Drain, FaultsFired, Hello, Kind, Listening, Trainer, Trainers, View,
+    ViewNumber, notice, worker_message::Message,
 };
 use cadre_control::server::LinkId;
 use cadre_views::load::{reference, speed};
@@ -17,7 +17,7 @@ use cadre_views::load::{reference, speed};
 use super::action::Action;
 use super::ending::Mode;
 use super::event::{
-    Level, LoadRecord, Role, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
+    Level, LoadRecord, Role, RunError, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
 };
 use super::state::State;
 
@@ -52,12 +52,20 @@ impl State {
         if worker.link.is_some() && worker.pid != hello.pid {
             let here = worker.pid;
             let reason = format!("{name} is here already, as process {here}; start each rank once");
-            self.notice(
-                Level::Warning,
-                format!("process {} was refused: {reason}", hello.pid),
-                out,
-            );
-            out.push(Action::Refuse { link, reason });
+            let second = hello.pid;
+            out.push(Action::Refuse { link, reason: reason.clone() });
+            match (&self.mode, name.role) {
+                // Nobody knows which of the two its user means.
+                (Mode::Running | Mode::Interrupted { .. }, Role::Trainer) => {
+                    let message =
+                        format!("process {second} joins as a rank of the job, but {reason}");
+                    self.kill_all_then(Err(RunError::BadInput { message }), out);
+                }
+                (_, Role::Trainer | Role::Server) => {
+                    let text = format!("process {second} was refused: {reason}");
+                    self.notice(Level::Warning, text, out);
+                }
+            }
             return;
         }
         worker.link = Some(link);
@@ -70,7 +78,12 @@ impl State {
             memory_bytes: hello.memory_bytes,
             numerics_id: hello.numerics_id.clone(),
         };
+        let leaves = worker.leaves;
         out.push(Action::Welcome { link, conductor });
+        if leaves {
+            // Its stream may have broken before it heard.
+            out.push(Action::Send { link, message: Drain::default().into() });
+        }
         if !hello.exchange_address.is_empty() {
             let listening = Listening {
                 exchange_address: hello.exchange_address.clone(),
@@ -91,6 +104,7 @@ impl State {
         worker.silent_since = None;
         let (server, link) = (worker.server.clone(), worker.link);
         match name.role {
+            Role::Server if worker.leaves => {}
             Role::Server => self.slots.fill(Kind::Dedicated, server),
             Role::Trainer => self.slots.fill(Kind::InPlace, server),
         }
@@ -208,7 +222,17 @@ impl State {
                 report(progress, out);
             }
             Message::PhaseReached(reached) => {
-                self.fire(now, Moment::of(reached.step, reached.direction()), out);
+                let at = match Moment::of(reached.step, reached.direction()) {
+                    Ok(at) => at,
+                    Err(why) => {
+                        let message = format!("{name}: {why}");
+                        return self.kill_all_then(
+                            Err(RunError::JobFailed { message, log: Vec::new() }),
+                            out,
+                        );
+                    }
+                };
+                self.fire(now, at, out);
                 // A slot that was added is known before the next step goes out.
                 self.offer_view(out);
                 if let Some(link) = self.workers.get(&name).and_then(|worker| worker.link) {
@@ -242,6 +266,7 @@ impl State {
             Message::Saved(saved) if name.role == Role::Trainer => {
                 self.saved = self.saved.max(saved.steps);
             }
+            Message::Leaving(_) if name.role == Role::Server => self.leaves(now, name, out),
             // Who has drained or said goodbye ends by itself; its exit is what counts.
             Message::Saved(_)
             | Message::Drained(_)
@@ -250,6 +275,19 @@ impl State {
             | Message::Leaving(_)
             | Message::Probed(_) => {}
         }
+    }
+
+    /// A server was asked to end: it goes when what is planned for it is over, and is replaced then.
+    fn leaves(&mut self, now: Duration, name: WorkerName, out: &mut Vec<Action>) {
+        let Some(worker) = self.workers.get_mut(&name) else { return };
+        let Some(link) = worker.link.filter(|_| !std::mem::replace(&mut worker.leaves, true))
+        else {
+            return;
+        };
+        let text = format!("{name} was asked to end: it leaves when its work is done");
+        self.notice(Level::Information, text, out);
+        out.push(Action::Send { link, message: Drain::default().into() });
+        self.slots.vacate(Kind::Dedicated, name.index, name.incarnation, now);
     }
 }
 

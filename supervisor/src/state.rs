@@ -281,7 +281,8 @@ impl State {
             return;
         }
         let crashes = self.crashes.entry(name.index).or_default();
-        if worker.hit.is_none() {
+        let left = worker.leaves && exit.code == Some(0);
+        if worker.hit.is_none() && !left {
             crashes.push_back(now);
         }
         let within = self.config.limits.crash_loop;
@@ -298,7 +299,11 @@ impl State {
         } else {
             "starting a replacement".to_owned()
         };
-        self.notice(Level::Warning, format!("{name}: {exit}; {then}"), out);
+        if left {
+            self.notice(Level::Information, format!("{name} has left; {then}"), out);
+        } else {
+            self.notice(Level::Warning, format!("{name}: {exit}; {then}"), out);
+        }
         if self.config.replace && worker.overdue != Some(Overdue::AtStart) && !loops {
             self.spawn_server(name.index, now, out);
         }

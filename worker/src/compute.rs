@@ -14,6 +14,7 @@
 use std::collections::BTreeMap;
 use std::ops::ControlFlow;
 use std::sync::mpsc::{RecvTimeoutError, TryRecvError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cadre_kernels::EngineError;
@@ -37,9 +38,7 @@ pub struct Compute<M: Memory> {
     /// again is behind the first one.
     queue: BTreeMap<(At, u32, u64), Work<M>>,
     came: u64,
-    cancelled: Option<At>,
-    /// Works that ran, by phase, for the in-place server's account of a call.
-    ran: BTreeMap<At, usize>,
+    account: Account,
     launcher: M::Launcher,
     /// What ran before its rows were known to count.
     promised: Vec<Done<M>>,
@@ -48,6 +47,49 @@ pub struct Compute<M: Memory> {
     tracer: Tracer,
     /// Why this process can compute nothing more.
     lost: Option<String>,
+}
+
+/// Which works of a queue ran and which are not wanted any more, for any thread that asks, also while another one computes; clones
+/// are of the same queue.
+#[derive(Clone, Debug, Default)]
+pub struct Account(Arc<Mutex<Over>>);
+
+#[derive(Debug, Default)]
+struct Over {
+    cancelled: Option<At>,
+    /// Works that ran, by phase.
+    ran: BTreeMap<At, usize>,
+}
+
+impl Account {
+    /// Works of a phase that ran here.
+    pub fn ran(&self, at: At) -> usize {
+        self.lock().ran.get(&at).copied().unwrap_or(0)
+    }
+
+    /// Whether nothing of a phase is wanted any more.
+    pub fn is_cancelled(&self, at: At) -> bool {
+        self.lock().cancelled >= Some(at)
+    }
+
+    fn cancel(&self, through: At) {
+        let mut over = self.lock();
+        over.cancelled = over.cancelled.max(Some(through));
+        over.ran = over.ran.split_off(&At::new(through.step, 0));
+    }
+
+    fn count(&self, at: At) {
+        let ran = &mut self.lock().ran;
+        *ran.entry(at).or_insert(0) += 1;
+        // Two steps are out at most; of earlier ones nobody asks any more.
+        while ran.first_key_value().is_some_and(|it| it.0.step + 1 < at.step) {
+            ran.pop_first();
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Over> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// How far works came.
@@ -69,14 +111,19 @@ impl<M: Memory> Compute<M> {
         handle: Handle<M>,
         tracer: Tracer,
     ) -> Self {
-        let (queue, came, cancelled, ran) = (BTreeMap::new(), 0, None, BTreeMap::new());
+        let (queue, came, account) = (BTreeMap::new(), 0, Account::default());
         let (promised, lost) = (Vec::new(), None);
-        Self { queue, came, cancelled, ran, launcher, promised, track, handle, tracer, lost }
+        Self { queue, came, account, launcher, promised, track, handle, tracer, lost }
+    }
+
+    /// What of its works is over.
+    pub fn account(&self) -> &Account {
+        &self.account
     }
 
     /// Queues a work behind those of its phase and of earlier ones.
     pub fn push(&mut self, work: Work<M>) {
-        if self.cancelled >= Some(work.at()) {
+        if self.account.is_cancelled(work.at()) {
             return self.refuse(work);
         }
         self.came += 1;
@@ -91,12 +138,11 @@ impl<M: Memory> Compute<M> {
 
     /// Drops works of phases up to `through`, whose results are no longer wanted.
     pub fn cancel(&mut self, through: At) {
-        self.cancelled = self.cancelled.max(Some(through));
+        self.account.cancel(through);
         while let Some(first) = self.queue.first_entry().filter(|it| it.key().0 <= through) {
             let work = first.remove();
             self.refuse(work);
         }
-        self.ran = self.ran.split_off(&At::new(through.step, 0));
     }
 
     /// Answers a work that will not run, if anybody waits for it.
@@ -177,12 +223,7 @@ impl<M: Memory> Compute<M> {
     }
 
     fn answer(&mut self, done: Done<M>) {
-        let at = done.work.at();
-        *self.ran.entry(at).or_insert(0) += 1;
-        // Two steps are out at most; of earlier ones nobody asks any more.
-        while self.ran.first_key_value().is_some_and(|it| it.0.step + 1 < at.step) {
-            self.ran.pop_first();
-        }
+        self.account.count(done.work.at());
         self.handle.send(Asked::Ran(done));
     }
 
@@ -198,16 +239,6 @@ impl<M: Memory> Compute<M> {
         self.tracer.span(self.track, Activity::Launch, start, || {
             format!("step {} phase {}: {count} works", phase.step, phase.phase.0)
         });
-    }
-
-    /// Works of a phase that ran here.
-    pub fn ran(&self, at: At) -> usize {
-        self.ran.get(&at).copied().unwrap_or(0)
-    }
-
-    /// Whether nothing of a phase is wanted any more.
-    pub fn is_cancelled(&self, at: At) -> bool {
-        self.cancelled >= Some(at)
     }
 
     /// Why this process can compute nothing more, if that is so.

@@ -58,17 +58,18 @@ impl HeadByHead {
         }
     }
 
-    /// The inverse: writes transposed rows back to `rows`, row by row.
+    /// The inverse: writes transposed rows back to `rows`, row by row. Whether `copy` says so of every part.
     pub(crate) fn back<'a, From, To: 'a>(
         &self,
         from: &[From],
         rows: impl Iterator<Item = &'a mut [To]>,
         width: usize,
-        copy: impl Fn(&mut [To], &[From]),
-    ) {
+        copy: impl Fn(&mut [To], &[From]) -> bool,
+    ) -> bool {
         let part = width / self.kv_heads;
+        let mut all = true;
         if part == 0 {
-            return;
+            return all;
         }
         let (mut rows, mut rest) = (rows, from);
         for &count in &self.stretches {
@@ -76,10 +77,11 @@ impl HeadByHead {
             rest = behind;
             for (index, row) in rows.by_ref().take(count).enumerate() {
                 for (head, to) in row[..width].chunks_exact_mut(part).enumerate() {
-                    copy(to, &stretch[(head * count + index) * part..][..part]);
+                    all &= copy(to, &stretch[(head * count + index) * part..][..part]);
                 }
             }
         }
+        all
     }
 
     /// Row and KV head of a number of turned rows that are `width` wide.
@@ -108,6 +110,7 @@ mod tests {
             stretches in prop::collection::vec(1_usize..9, 0..5),
             kv_heads in 1_usize..5,
             part in 1_usize..4,
+            odd in 0_usize..200,
         ) {
             let (form, width) = (HeadByHead { stretches, kv_heads }, kv_heads * part);
             let rows: Vec<usize> = (0..form.rows() * width).collect();
@@ -130,8 +133,12 @@ mod tests {
                 first += count;
             }
             let mut back = vec![usize::MAX; rows.len()];
-            form.back(&turned, back.chunks_mut(width), width, |to, from| to.copy_from_slice(from));
-            prop_assert_eq!(back, rows);
+            let all = form.back(&turned, back.chunks_mut(width), width, |to, from| {
+                to.copy_from_slice(from);
+                !from.contains(&odd)
+            });
+            prop_assert_eq!(&back, &rows);
+            prop_assert_eq!(all, !rows.contains(&odd), "of any part");
         }
     }
 }

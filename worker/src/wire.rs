@@ -1,21 +1,125 @@
-//! Rows that travelled become f32.
+//! Rows that travelled become rows of a caller, and whether they are finite is seen on the way.
 //!
-//! In and out: rows in the host's memory. Invariant: nothing is rounded here.
+//! In: rows in the host's memory, in the job's wire type. Out: the same in the caller's type. One pass: what was just read is
+//! looked at while it is still near the processor.
+//!
+//! Invariant: nothing is rounded but f32 for a caller that wants bf16.
 
 use std::borrow::Cow;
 
 use cadre_crds::Wire;
 use cadre_exchange::Buffer;
 use cadre_kernels::wire;
+use half::bf16;
 
-/// Rows that travelled, as f32; f32 without a copy.
-pub(crate) fn from_wire(kind: Wire, buffer: &Buffer) -> Cow<'_, [f32]> {
-    match kind {
-        Wire::F32 => Cow::Borrowed(buffer.f32s()),
-        Wire::Bf16 => {
-            let mut values = vec![0.0; buffer.bf16s().len()];
-            wire::to_f32(&mut values, buffer.bf16s());
-            Cow::Owned(values)
+/// Rows that travelled, or were summed here.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Values<'a> {
+    F32(&'a [f32]),
+    Bf16(&'a [bf16]),
+}
+
+impl<'a> Values<'a> {
+    /// What a buffer holds.
+    pub(crate) fn of(kind: Wire, buffer: &'a Buffer) -> Self {
+        match kind {
+            Wire::F32 => Self::F32(buffer.f32s()),
+            Wire::Bf16 => Self::Bf16(buffer.bf16s()),
+        }
+    }
+
+    /// As f32; f32 without a copy.
+    pub(crate) fn wide(self) -> Cow<'a, [f32]> {
+        match self {
+            Self::F32(values) => Cow::Borrowed(values),
+            Self::Bf16(values) => {
+                let mut wide = vec![0.0; values.len()];
+                wire::to_f32(&mut wide, values);
+                Cow::Owned(wide)
+            }
+        }
+    }
+}
+
+/// Numbers that are widened at a time.
+const PIECE: usize = 256;
+
+/// Copies; whether all of it is finite.
+pub(crate) fn copy(to: &mut [f32], from: &[f32]) -> bool {
+    let mut any = 0;
+    for (to, from) in to.iter_mut().zip(from) {
+        *to = *from;
+        any |= not_finite(*from);
+    }
+    any == 0
+}
+
+/// Rounds; whether all of it was finite before.
+pub(crate) fn narrow(to: &mut [bf16], from: &[f32]) -> bool {
+    wire::to_bf16(to, from);
+    is_finite(from)
+}
+
+/// Widens; whether all of it is finite.
+pub(crate) fn widen(to: &mut [f32], from: &[bf16]) -> bool {
+    wire::to_f32(to, from);
+    is_finite(to)
+}
+
+/// Copies as by way of f32; whether all of it is finite.
+pub(crate) fn copy_bf16(to: &mut [bf16], from: &[bf16]) -> bool {
+    let mut wide = [0.0; PIECE];
+    let pieces = to.chunks_mut(PIECE).zip(from.chunks(PIECE));
+    pieces.fold(true, |all, (to, from)| {
+        let wide = &mut wide[..from.len()];
+        widen(wide, from) & narrow(to, wide) & all
+    })
+}
+
+fn is_finite(values: &[f32]) -> bool {
+    values.iter().fold(0, |any, it| any | not_finite(*it)) == 0
+}
+
+/// 0 for a finite number: what is not is no zero when it is taken from itself, but NaN.
+fn not_finite(value: f32) -> u32 {
+    (value - value).to_bits()
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn what_is_copied_has_its_bits_and_what_is_not_finite_is_seen(
+            mut bits in prop::collection::vec(any::<u32>(), 1..600),
+            tame in any::<bool>(),
+        ) {
+            if tame {
+                bits.iter_mut().for_each(|it| *it &= !0x4000_4000);
+            }
+            let from: Vec<f32> = bits.iter().map(|it| f32::from_bits(*it)).collect();
+            let half: Vec<bf16> = bits.iter().map(|it| bf16::from_bits(*it as u16)).collect();
+            let bits_of = |it: &[f32]| it.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+            let halves_of = |it: &[bf16]| it.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+            let (mut to, mut to_half) = (vec![0.0; from.len()], vec![bf16::ZERO; from.len()]);
+            let wide: Vec<f32> = half.iter().map(|it| it.to_f32()).collect();
+            let [all, all_half] = [&from, &wide].map(|it| it.iter().all(|it| it.is_finite()));
+
+            prop_assert_eq!(copy(&mut to, &from), all);
+            prop_assert_eq!(bits_of(&to), &bits[..]);
+            prop_assert_eq!(narrow(&mut to_half, &from), all);
+            let rounded: Vec<bf16> = from.iter().map(|it| bf16::from_f32(*it)).collect();
+            prop_assert_eq!(halves_of(&to_half), halves_of(&rounded));
+            prop_assert_eq!(widen(&mut to, &half), all_half);
+            let mut exact = vec![0.0; from.len()];
+            wire::to_f32(&mut exact, &half);
+            prop_assert_eq!(bits_of(&to), bits_of(&exact));
+            prop_assert_eq!(copy_bf16(&mut to_half, &half), all_half);
+            let again: Vec<bf16> = exact.iter().map(|it| bf16::from_f32(*it)).collect();
+            prop_assert_eq!(halves_of(&to_half), halves_of(&again));
         }
     }
 }

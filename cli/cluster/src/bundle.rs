@@ -121,7 +121,7 @@ fn redact(value: &mut Value) {
         Value::Object(fields) => {
             fields.remove("managedFields");
             if let Some(Value::Object(annotations)) = fields.get_mut("annotations") {
-                // It repeats the whole object, environment included.
+                // This annotation repeats the whole object, environment included.
                 annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
             }
             if let Some(Value::Array(env)) = fields.get_mut("env") {

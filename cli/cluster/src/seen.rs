@@ -62,9 +62,9 @@ impl fmt::Display for Kind {
 /// An object that is asked about, written `attnpool/NAME` or `cadjob/NAME`.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Target {
-    /// Its kind.
+    /// Pool or job.
     pub kind: Kind,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
 }
 

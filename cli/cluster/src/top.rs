@@ -27,7 +27,7 @@ const LEADS: &str = "cadre_operator_leader";
 pub struct Load {
     /// Namespace and name of its pool.
     pub pool: String,
-    /// Its pod.
+    /// The server's pod.
     pub server: String,
     /// Busy share, 0 to 1; none before its first report.
     pub busy: Option<f64>,

@@ -163,7 +163,7 @@ fn command(words: &[String]) -> Result<Command, RanksError> {
     Ok(command)
 }
 
-/// Those that run are killed when this is dropped.
+/// Ranks; those that still run are killed when the list is dropped.
 struct Processes(Vec<Running>);
 
 impl Processes {

@@ -215,7 +215,7 @@ pub(crate) enum Error {
     Row {
         /// The file.
         path: PathBuf,
-        /// Its line, from 1.
+        /// Line of the file, from 1.
         line: usize,
         /// What the reader said.
         source: serde_json::Error,

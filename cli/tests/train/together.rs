@@ -101,7 +101,7 @@ fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
     let trainer = pids(&out, "trainer", 1).expect("trainers have worked")[0];
     let signal = if how == How::Killed { Signal::KILL } else { Signal::STOP };
     let with_trainer = how == How::StoppedWithTrainer0;
-    // It may be the end of the run that comes first.
+    // The end of the run may come first.
     let mut hit = true;
     if with_trainer {
         hit &= kill_process(trainer, Signal::STOP).is_ok();
@@ -113,7 +113,7 @@ fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
         std::thread::park_timeout(PAUSE);
         let _ = kill_process(trainer, Signal::CONT);
     }
-    // It ends by deadlines of its own.
+    // The run ends by deadlines of its own.
     let limit = Instant::now();
     let mut code = None;
     while code.is_none() {

@@ -82,7 +82,7 @@ fn strangers_at_every_port_from_the_first_moment_change_nothing() {
         }
         run.0.try_wait().expect("a child can be waited for").is_some()
     });
-    // Those of the ring close as soon as the ring stands, often before anybody has looked: its own tests knock at them.
+    // Ports of the ring close as soon as the ring stands, often before anybody has looked: its own tests knock at them.
     assert!(seen.len() >= 4, "one port of the exchange in each process: {seen:?}");
     let ended = super::Run { code: Some(0), out, said: String::new() };
     assert_eq!(ended.bits(), calm, "{}", ended.logs());
@@ -113,7 +113,7 @@ fn catch_in_the_all_reduce(
             continue;
         }
         let pid = Pid::from_raw(victim as i32).expect("a process has a number");
-        // It may be the end of the run that comes first.
+        // The end of the run may come first.
         if kill_process(pid, Signal::STOP).is_err() {
             continue;
         }
@@ -150,7 +150,7 @@ fn stopped_in_the_all_reduce(victim: u64, other: u64) {
     let (name, mut run) = caught.expect("a trainer in the all-reduce in one of twenty runs");
     let out = place.path(&name);
     let done = rows_so_far(&out.join("steps.jsonl")).len();
-    // It ends by deadlines of its own.
+    // The run ends by deadlines of its own.
     let code = run.0.wait().expect("a child can be waited for").code();
     let kept = |name: &str| {
         let rows = super::rows(&place.path(name).join("steps.jsonl"));
@@ -190,7 +190,7 @@ fn a_job_that_is_killed_as_a_whole_goes_on_from_a_checkpoint_by_default() {
     until("a checkpoint", || checkpoints(&out) == [20] && rows_so_far(&rows).len() >= 20);
     let all = processes(&out);
     run.0.kill().expect("it runs");
-    // It holds the folder until it has ended.
+    // The run holds its folder until it has ended.
     run.0.wait().expect("it was killed");
     until("the end of all workers", || !all.iter().any(|&it| super::runs(it)));
     // As if the kill had come while a checkpoint was written.

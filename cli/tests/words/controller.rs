@@ -28,7 +28,7 @@ const TRAINERS: u16 = 2;
 pub(crate) struct Run {
     /// Bits of the losses, by step.
     pub(crate) losses: Vec<u32>,
-    /// Its headers, by step.
+    /// Headers of the run, by step.
     pub(crate) headers: Vec<String>,
     /// Exit codes: of the trainers, then of the server.
     pub(crate) codes: Vec<Option<i32>>,

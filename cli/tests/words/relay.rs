@@ -15,7 +15,7 @@ use cadre_step::words::Body;
 /// What a relay does.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Loss {
-    /// It hands on.
+    /// All is handed on.
     Nothing,
     /// The first word of each kind between two workers is lost with the link.
     FirstOfEachKind,

@@ -93,7 +93,7 @@ pub enum Error {
     NotAnObject {
         /// The file.
         file: PathBuf,
-        /// Its line.
+        /// Line of the file.
         line: usize,
     },
     /// An object of a kind that is not ours.
@@ -104,7 +104,7 @@ pub enum Error {
     Kind {
         /// The file.
         file: PathBuf,
-        /// Its line.
+        /// Line of the file.
         line: usize,
         /// The kind, may be empty.
         kind: String,

@@ -44,7 +44,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
         training.attempted(&format!("j-{}", status.attempt));
         trained.push(training.losses()?);
     }
-    // They go before the same is made by itself: each would take the other's processors.
+    // Both jobs go before the same job is made by itself: each would take the other's processors.
     let longest = trained.iter().map(Vec::len).max().context("two jobs")?;
     other.remove()?;
     one.remove()?;

@@ -21,7 +21,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     patch(&training, r#"{"attention": {"encryption": "Tls"}}"#)?;
     links(&training, Encryption::Off).await?;
     suspend(&training, true)?;
-    // Those on their way out go on with steps until they end.
+    // Trainers on their way out go on with steps until they end.
     let trainers = ListParams::default().labels("cadre.dev/role=trainer");
     let pods = all::<Pod>(training.cluster, training.here);
     until("no trainer", async || Ok(pods.list(&trainers).await?.items.is_empty().then_some(())))

@@ -105,7 +105,7 @@ async fn reason(cluster: &Cluster) -> Result<()> {
         condition.message
     );
     let late = condition.last_transition_time.0.as_second() - told.as_second();
-    // Both times are whole seconds, so a second may look like two. A time decides nothing
+    // The two times are whole seconds, so a second may look like two. A time decides nothing
     // here: it is only said.
     println!("the reason was in the status {late} s after the scheduler gave it");
     let table = cluster.kubectl(&["get", "attnpool", "p", "--namespace", HERE, "--no-headers"])?;

@@ -33,7 +33,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let losses = training.losses()?;
     let servers = training.servers()?;
     ensure!(servers.contains(&2) && servers.contains(&4), "plans were for {servers:?} servers");
-    // It goes before the same is made by itself, which wants its processors.
+    // The job goes before the same is made by itself, which wants its processors.
     training.remove()?;
     let fixed = training.alone(2, losses.len())?;
     for (step, (one, other)) in losses.iter().zip(&fixed).enumerate() {

@@ -47,7 +47,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let servers = training.servers()?;
     ensure!(servers.contains(&3) && servers.contains(&4), "plans were for {servers:?} servers");
     let losses = training.losses()?;
-    // It goes before the same is made by itself, which wants its processors.
+    // The job goes before the same is made by itself, which wants its processors.
     training.remove()?;
     ensure!(training.replayed(4, losses.len())? == losses, "other bits");
     Ok(())

@@ -9,7 +9,7 @@ use crate::training::{MIDDLE, Training};
 
 pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "left").await?;
-    // It must not end before its namespace does.
+    // The job must not end before its namespace does.
     training.endless();
     training.pool["spec"]["drain"] = json!({"timeoutSeconds": 5});
     training.start(2).await?;

@@ -34,6 +34,7 @@ mod servers_are_replaced_one_after_the_other;
 mod servers_give_way_to_urgent_pods_and_come_back;
 mod servers_sit_where_their_trainers_are;
 mod the_chart_makes_the_recorded_manifests;
+mod the_readmes_commands_are_taken_by_a_cluster;
 mod training;
 mod training_goes_on_when_a_gpu_is_taken;
 mod training_goes_on_without_an_operator;
@@ -61,9 +62,9 @@ const AT_ONCE: usize = 3;
 /// Whether a promise leaves to others what they need.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Company {
-    /// It changes only what is in its namespace.
+    /// The promise changes only what is in its namespace.
     Beside,
-    /// It changes nodes, or who leads.
+    /// The promise changes nodes, or who leads.
     Alone,
 }
 
@@ -92,7 +93,8 @@ const PROMISES: &[Promise] = promises! {
         another_operator_takes_over_and_changes_no_pod
         bad_objects_are_refused_in_our_words
         who_may_edit_a_namespace_trains_there
-        the_chart_makes_the_recorded_manifests;
+        the_chart_makes_the_recorded_manifests
+        the_readmes_commands_are_taken_by_a_cluster;
     ControlPlane Alone:
         every_bad_field_is_refused_or_told
         explain_names_the_cause_and_the_remedy
@@ -129,7 +131,7 @@ const HOPELESS: usize = 4;
 /// Newest lines of a table that are shown.
 const LINES: usize = 60;
 
-/// Those that hold on a cluster of the user, whatever its nodes are.
+/// Promises that hold on a cluster of the user, whatever its nodes are.
 const ANYWHERE: [&str; 4] = [
     "bad_objects_are_refused_in_our_words",
     "the_chart_makes_the_recorded_manifests",

@@ -15,7 +15,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let policy = helm::template(cluster, &["--show-only", POLICY])?;
     let system = ["--namespace", SYSTEM_NAMESPACE];
     cluster.kubectl_with(&[&["apply", "--validate=strict"], &system[..]].concat(), &policy)?;
-    // It holds some time after it was taken.
+    // A policy holds some time after it was taken.
     until("the policy", async || {
         let target = ["create", "--dry-run=server", "--namespace", HERE];
         Ok(cluster.kubectl_with(&target, &pod("s", "server", "")).is_err().then_some(()))

@@ -56,7 +56,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     training.at(training.steps() + MIDDLE).await?;
     ensure!(training.trainers().await? == trainers, "no trainer was touched");
     let losses = training.losses()?;
-    // It goes before the same is made by itself, which wants its processors.
+    // The job goes before the same is made by itself, which wants its processors.
     training.remove()?;
     training.are_those_of(2, &losses)?;
     for node in NODES {

@@ -9,11 +9,13 @@
 //! over the same transports and in the same error mode, where it is installed.
 //! Encrypted: the same pulls, beside a blocking writer and reader of a plain rustls connection with the same cipher.
 //!
+//! An argument runs only the cases whose names hold it, for example `UCX`.
 //! Prints a line a case (median of the runs, and their range), writes `target/bench/exchange.json`.
 
 mod peers;
 mod row;
 
+use std::collections::{HashMap, VecDeque};
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::Path;
 use std::sync::Arc;
@@ -40,44 +42,40 @@ const TCP: (Encryption, Sharing) = (Encryption::Off, Sharing::Off);
 const TLS: (Encryption, Sharing) = (Encryption::Tls, Sharing::Off);
 const SHARED: (Encryption, Sharing) = (Encryption::Off, Sharing::Required);
 
+/// MiB/s of the peer at units of so many bytes.
+type Peer<'a> = &'a dyn Fn(usize) -> f64;
+
 fn main() {
+    // Of cases whose names hold these words.
+    let words = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
     let mut rows = Vec::new();
-    for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
-        let name = format!("pull and ring, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, TCP), raw_stream(unit_bytes)));
-        rows.push(Row::new((name, "raw sockets"), "MiB/s", rates, |ours, peer| ours / peer));
-    }
-    for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
-        let name = format!("shared memory, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, SHARED), pump(unit_bytes)));
-        rows.push(Row::new((name, "memcpy pump"), "MiB/s", rates, |ours, peer| ours / peer));
-    }
-    for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
-        let name = format!("shared memory, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, SHARED), pulls(unit_bytes, TCP)));
-        rows.push(Row::new((name, "our tcp"), "MiB/s", rates, |ours, peer| ours / peer));
-    }
-    for (over, name) in [(Transports::SharedMemory, "sysv,posix"), (Transports::Sockets, "tcp")] {
-        let way = (Encryption::Off, Sharing::Ucx(over));
+    let mut compare = |name: &str, peer_name, ours: &dyn Fn(usize) -> f64, peer: Peer<'_>| {
         for unit_bytes in [64 << 10, 1 << 20, 16 << 20] {
-            if ucx_here().is_err() || perftest(unit_bytes, name).is_none() {
-                println!("skipped: UCX or ucx_perftest is not installed");
-                continue;
+            let name = format!("{name}, {} KiB a unit", unit_bytes >> 10);
+            if name.contains(&words) {
+                let rates = (0..RUNS).map(|_| (ours(unit_bytes), peer(unit_bytes)));
+                rows.push(Row::new((name, peer_name), "MiB/s", rates, |ours, peer| ours / peer));
             }
-            let peer = || perftest(unit_bytes, name).expect("it ran before");
-            let rates = (0..RUNS).map(|_| (pulls(unit_bytes, way), peer()));
-            let name = format!("UCX over {name}, {} KiB a unit", unit_bytes >> 10);
-            rows.push(Row::new((name, "ucx_perftest"), "MiB/s", rates, |ours, peer| ours / peer));
         }
+    };
+    compare("pull and ring", "raw sockets", &|it| pulls(it, TCP), &raw_stream);
+    compare("shared memory", "memcpy pump", &|it| pulls(it, SHARED), &pump);
+    compare("shared memory", "our tcp", &|it| pulls(it, SHARED), &|it| pulls(it, TCP));
+    for (over, name) in [(Transports::SharedMemory, "sysv,posix"), (Transports::Sockets, "tcp")] {
+        if ucx_here().is_err() || perftest(64 << 10, name).is_none() {
+            println!("skipped: UCX or ucx_perftest is not installed");
+            continue;
+        }
+        let way = (Encryption::Off, Sharing::Ucx(over));
+        let peer = |it| perftest(it, name).expect("it ran before");
+        compare(&format!("UCX over {name}"), "ucx_perftest", &|it| pulls(it, way), &peer);
     }
-    for unit_bytes in [1 << 20, 16 << 20] {
-        let name = format!("encrypted, {} KiB a unit", unit_bytes >> 10);
-        let rates = (0..RUNS).map(|_| (pulls(unit_bytes, TLS), tls_stream(unit_bytes)));
-        rows.push(Row::new((name, "plain rustls"), "MiB/s", rates, |ours, peer| ours / peer));
-    }
+    compare("encrypted", "plain rustls", &|it| pulls(it, TLS), &tls_stream);
     let name = format!("round trip of a ring, {MESSAGE_BYTES} bytes");
-    let times = (0..RUNS).map(|_| (rings(), raw_ping_pong()));
-    rows.push(Row::new((name, "raw sockets"), "us", times, |ours, peer| peer / ours));
+    if name.contains(&words) {
+        let times = (0..RUNS).map(|_| (rings(), raw_ping_pong()));
+        rows.push(Row::new((name, "raw sockets"), "us", times, |ours, peer| peer / ours));
+    }
 
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
     std::fs::create_dir_all(&folder).expect("the target folder can be written");
@@ -127,7 +125,9 @@ fn pulls(unit_bytes: usize, over: (Encryption, Sharing)) -> f64 {
     }
     let mut back = 0;
     while back < units {
-        owner.poll(Duration::from_secs(10), &mut events);
+        let all_is_sent = reading.is_finished();
+        owner.poll(Duration::from_secs(1), &mut events);
+        assert!(!(all_is_sent && events.is_empty()), "the reader ended early: its words are above");
         back += events.drain(..).filter(|it| matches!(it, Event::Message { .. })).count();
     }
     let rate = mib_per_second(begin);
@@ -139,6 +139,8 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
     let owner = PeerId::trainer(0, 0);
     let slots = ARENA_BYTES / unit_bytes;
     let landing: LandingId = reader.land(landing);
+    // Pulls may end in another order than they began.
+    let (mut free, mut under_way) = ((0..slots).collect::<VecDeque<_>>(), HashMap::new());
     let (mut rung, mut begun, mut done) = (0, 0, 0);
     let patience = Duration::from_mins(1);
     let mut events = Vec::new();
@@ -147,8 +149,9 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
         for event in events.drain(..) {
             match event {
                 Event::Message { .. } => rung += 1,
-                Event::Pulled { result, .. } => {
+                Event::Pulled { pull, result } => {
                     assert_eq!(result, Ok(unit_bytes as u64));
+                    free.push_back(under_way.remove(&pull).expect("a pull ends once"));
                     reader.ring(owner, &[0; 8]).expect("rings back are few");
                     done += 1;
                 }
@@ -159,10 +162,14 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
             }
         }
         // A slot of the landing is one pull's at a time.
-        while begun < rung && begun < done + slots {
-            let at = (begun % slots * unit_bytes) as u64;
+        while begun < rung
+            && let Some(slot) = free.pop_front()
+        {
+            let at = (slot * unit_bytes) as u64;
             let pieces = vec![Piece { remote: at, local: at, bytes: unit_bytes as u64 }];
-            reader.pull(PullRequest { peer: owner, key: KEY, pieces, landing, patience });
+            let pull =
+                reader.pull(PullRequest { peer: owner, key: KEY, pieces, landing, patience });
+            under_way.insert(pull, slot);
             begun += 1;
         }
     }

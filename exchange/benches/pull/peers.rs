@@ -33,7 +33,7 @@ pub(crate) fn perftest(unit_bytes: usize, transports: &str) -> Option<f64> {
     let mut server = start(&[]).stdout(Stdio::null()).spawn().ok()?;
     let (unit, units) = (unit_bytes.to_string(), (TOTAL_BYTES / unit_bytes).to_string());
     let gets = ["127.0.0.1", "-t", "ucp_get", "-s", &unit, "-n", &units, "-e", "-f"];
-    // It listens a moment after it was started.
+    // The server listens a moment after it was started.
     let said = (0..50).find_map(|_| {
         let done = start(&gets).output().ok().filter(|it| it.status.success());
         if done.is_none() {

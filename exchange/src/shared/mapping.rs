@@ -220,9 +220,8 @@ impl Foreign {
 /// Copies bytes that another process may write meanwhile.
 ///
 /// A plain copy of such bytes would be a data race, of which the language says nothing. So the copy is machine code that the
-/// compiler does not see into: it has to take the bytes of `to` for any, and can neither repeat nor move the reads. What the
-/// machine then does is defined: every byte that is read is one that was written there at some time. Nobody takes them for rows
-/// before the second look.
+/// compiler does not see into: any bytes may be in `to` after it, and its reads are neither repeated nor moved. For the machine
+/// every byte that is read was written there at some time. Nobody takes the bytes for rows before the second look.
 ///
 /// # Safety
 ///

@@ -18,7 +18,7 @@ pub(super) struct Stranger {
     pub(super) address: SocketAddr,
     input: [u8; HELLO_BYTES],
     filled: usize,
-    /// Its hello and ours, once both are sent.
+    /// The caller's hello and ours, once both are sent.
     hellos: Option<(Hello, Hello)>,
 }
 

@@ -155,7 +155,7 @@ impl Pulls {
             pull.land(bytes);
         }
         if let Some(part) = self.asked.front_mut() {
-            // Its other bytes were counted.
+            // Other bytes of the part were counted.
             part.bytes = left;
         }
         if left == 0 {

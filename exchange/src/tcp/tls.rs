@@ -212,7 +212,7 @@ mod tests {
     fn who_stands_between_two_processes_with_two_channels_can_prove_neither() {
         let (opener, acceptor) = (PeerId::server(0, 0), PeerId::trainer(0, 0));
         let (ours, theirs) = (identity(opener), identity(acceptor));
-        // It has channels, as anybody can, and passes on every word of the greeting; it does not know the secret.
+        // Who stands between has channels, as anybody can, and passes on every word of the greeting, but does not know the secret.
         let between = Tls::new().expect("as ours");
         let (one, two) = sockets();
         let (three, four) = sockets();

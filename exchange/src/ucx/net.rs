@@ -60,7 +60,7 @@ pub(crate) struct Read {
 
 /// A read that was begun.
 pub(crate) enum Begun {
-    /// It is over already.
+    /// The read is over already.
     Over,
     /// [`Net::done`] tells its end.
     Flying(GetId),

@@ -82,7 +82,7 @@ pub(crate) fn noise_disturbs_nobody(
 ) -> Result<(), TestCaseError> {
     trainer.events.clear();
     let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
-    // It may be turned away before it has said everything.
+    // The stranger may be turned away before it has said everything.
     let _ = stream.write_all(noise);
     drop(stream);
     server.tcp.ring(trainer.id, b"undisturbed").expect("there is room");

@@ -43,7 +43,7 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
     let [first, second] = [1, 2].map(|seed| pattern(BYTES, seed));
     assert!(whole(&mut reader).expect("published") == first);
     owner.stop();
-    // It answers nobody, and its rows are there all the same.
+    // An owner that stands still answers nobody, and its rows are there all the same.
     let before = whole(&mut reader).expect("published");
     assert!(before == first);
     owner.tell("2");

@@ -34,7 +34,7 @@ fn a_region_that_is_published_anew_while_it_is_copied_comes_anew() {
     connect(&mut reader, &mut owner);
     let bytes = 32 << 20;
     published_anew_in_the_middle((&mut reader, &mut owner), bytes, |reader, owner, landing| {
-        // Its arena is mapped first: then a turn of many copies some of it.
+        // The owner's arena is mapped first: then a turn of many copies some of it.
         let pull = reader.pull(OWNER, KEY, &[(0, 0, 10)], landing);
         until(&mut [reader, owner], |nodes| nodes[0].result(pull).is_some());
         let pull = reader.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);

@@ -80,7 +80,7 @@ fn an_owner_that_is_stopped_and_goes_on_changes_no_byte_of_ours() {
     owner.tell("2");
     owner.go_on();
     assert_eq!(owner.hear(), "published");
-    // It has answered all that it was asked; and what it publishes now can be had.
+    // The owner has answered all that it was asked; and what it publishes now can be had.
     assert!(whole(&mut reader).expect("published") == pattern(BYTES, 2));
     assert!(ours.bytes().iter().all(|it| *it == 9), "ours is ours");
     assert_eq!(reader.tcp.traffic().ucx_bytes, first.unwrap_or(0) + BYTES as u64);

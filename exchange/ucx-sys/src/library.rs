@@ -38,7 +38,7 @@ pub enum Absent {
         /// What the loader says.
         reason: String,
     },
-    /// It is too old.
+    /// The library is too old.
     #[error(
         "UCX {version} is too old: install {}.{} or newer", OLDEST.0, OLDEST.1
     )]
@@ -46,7 +46,7 @@ pub enum Absent {
         /// What is there.
         version: String,
     },
-    /// It is no UCX, or not whole.
+    /// The library is no UCX, or not whole.
     #[error("the UCX library lacks {symbol}: install a whole UCX {}.{} or newer", OLDEST.0, OLDEST.1)]
     Lacks {
         /// What is missing.
@@ -87,7 +87,7 @@ pub fn ucx() -> Result<&'static Ucx, &'static Absent> {
         let ucx = Ucx::open("libucp.so.0")?;
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
         if let Err(second) = one_copy(&maps) {
-            // Its constructors have run: it stays open as long as the process lives.
+            // Constructors of the library have run: it stays open as long as the process lives.
             std::mem::forget(ucx);
             return Err(second);
         }
@@ -96,12 +96,12 @@ pub fn ucx() -> Result<&'static Ucx, &'static Absent> {
     .as_ref()
 }
 
-/// That no more than one libucs is mapped.
+/// Refuses a second libucs that is mapped.
 fn one_copy(maps: &str) -> Result<(), Absent> {
     let is_ucs = |path: &&str| path.rsplit('/').next().is_some_and(|it| it.starts_with("libucs"));
-    // Its sixth field; names of others have no slash.
+    // The path is the sixth field; names that are no paths have no slash.
     let paths = maps.lines().filter_map(|it| it.find('/').map(|at| &it[at..]));
-    // Those of signals, profiles and the like are parts of one UCX.
+    // Libraries of signals, profiles and the like are parts of one UCX.
     let whole = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or_default();
         name.starts_with("libucs.so") || name.starts_with("libucs-")

@@ -9,6 +9,33 @@ use cadre_kernels::device::{
 
 use super::{Failed, LaunchShape, TaskLine, Tensor, freed, given, given_mut, guard, listed};
 
+/// Two calls of the face that each kind of handle has: how much of the GPU's memory it takes, and its end.
+macro_rules! sized_and_freed {
+    ($handle:ty, $what:literal, $length:ident, $bytes:ident, $free:ident, $ends:literal) => {
+        #[doc = concat!("Bytes of the GPU's memory that a ", $what, " has taken.")]
+        ///
+        /// # Safety
+        ///
+        /// `handle` comes from the call that makes such ones.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $bytes(handle: *const $handle) -> u64 {
+            // SAFETY: the caller's promise.
+            guard(0, || Ok(unsafe { given(handle, $what) }?.$length()))
+        }
+
+        #[doc = $ends]
+        ///
+        /// # Safety
+        ///
+        /// `handle` comes from the call that makes such ones, or is null, and is not used again.
+        #[unsafe(no_mangle)]
+        pub unsafe extern "C" fn $free(handle: *mut $handle) {
+            // SAFETY: the caller's promise.
+            unsafe { freed(handle) };
+        }
+    };
+}
+
 /// What plans share whose runs come one behind the other; null on error.
 ///
 /// # Safety
@@ -22,27 +49,14 @@ pub unsafe extern "C" fn cadre_workspace(gpu: *const Gpu) -> *mut Scratch {
     })
 }
 
-/// Bytes of the GPU's memory that a workspace has taken.
-///
-/// # Safety
-///
-/// `workspace` comes from [`cadre_workspace`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_workspace_bytes(workspace: *const Scratch) -> u64 {
-    // SAFETY: the caller's promise.
-    guard(0, || Ok(unsafe { given(workspace, "workspace") }?.len_bytes()))
-}
-
-/// Lets a workspace go; plans that were made with it keep it.
-///
-/// # Safety
-///
-/// `workspace` comes from [`cadre_workspace`], or is null, and is not used again.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_workspace_free(workspace: *mut Scratch) {
-    // SAFETY: the caller's promise.
-    unsafe { freed(workspace) };
-}
+sized_and_freed!(
+    Scratch,
+    "workspace",
+    len_bytes,
+    cadre_workspace_bytes,
+    cadre_workspace_free,
+    "Lets a workspace go; plans that were made with it keep it."
+);
 
 /// The caller's workspace, or one of the plan's own.
 ///
@@ -115,7 +129,7 @@ pub unsafe extern "C" fn cadre_forward_plan(
         // SAFETY: the caller's promise.
         let scratch = unsafe { scratch(gpu, workspace) }?;
         let mut plan = ForwardPlan::with(&stream, shape.shape(), &tasks, &scratch)?;
-        // Its runs may be captured, which cannot allocate.
+        // Runs of the plan may be captured, which cannot allocate.
         plan.prepare_sinks(&stream)?;
         Ok(Box::into_raw(Box::new(plan)))
     })
@@ -179,27 +193,14 @@ pub unsafe extern "C" fn cadre_forward_tile_pairs(plan: *const ForwardPlan) -> u
     guard(0, || Ok(unsafe { given(plan, "plan") }?.tile_pairs()))
 }
 
-/// Bytes of the GPU's memory that the lists of a plan take.
-///
-/// # Safety
-///
-/// `plan` comes from [`cadre_forward_plan`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_forward_bytes(plan: *const ForwardPlan) -> u64 {
-    // SAFETY: the caller's promise.
-    guard(0, || Ok(unsafe { given(plan, "plan") }?.list_bytes()))
-}
-
-/// Ends a forward plan; work that uses it is waited for.
-///
-/// # Safety
-///
-/// `plan` comes from [`cadre_forward_plan`], or is null, and is not used again.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_forward_free(plan: *mut ForwardPlan) {
-    // SAFETY: the caller's promise.
-    unsafe { freed(plan) };
-}
+sized_and_freed!(
+    ForwardPlan,
+    "plan",
+    list_bytes,
+    cadre_forward_bytes,
+    cadre_forward_free,
+    "Ends a forward plan; work that uses it is waited for."
+);
 
 /// Makes a backward plan of `count` lines on a stream of the GPU; null on error.
 ///
@@ -282,24 +283,11 @@ pub unsafe extern "C" fn cadre_backward_run(
     })
 }
 
-/// Bytes of the GPU's memory that the lists of a plan take.
-///
-/// # Safety
-///
-/// `plan` comes from [`cadre_backward_plan`].
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_backward_bytes(plan: *const BackwardPlan) -> u64 {
-    // SAFETY: the caller's promise.
-    guard(0, || Ok(unsafe { given(plan, "plan") }?.list_bytes()))
-}
-
-/// Ends a backward plan; work that uses it is waited for.
-///
-/// # Safety
-///
-/// `plan` comes from [`cadre_backward_plan`], or is null, and is not used again.
-#[unsafe(no_mangle)]
-pub unsafe extern "C" fn cadre_backward_free(plan: *mut BackwardPlan) {
-    // SAFETY: the caller's promise.
-    unsafe { freed(plan) };
-}
+sized_and_freed!(
+    BackwardPlan,
+    "plan",
+    list_bytes,
+    cadre_backward_bytes,
+    cadre_backward_free,
+    "Ends a backward plan; work that uses it is waited for."
+);

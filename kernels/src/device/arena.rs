@@ -179,7 +179,7 @@ impl ArenaMemory {
         self.at
     }
 
-    /// Its length.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.bytes
     }
@@ -276,7 +276,7 @@ impl Imported {
         Ok(Self(Mapping::new(gpu, handle, bytes, Access::Read)?))
     }
 
-    /// Its length.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.0.bytes as u64
     }

@@ -69,7 +69,7 @@ pub enum Refusal {
     Long {
         /// The tensor or document.
         field: &'static str,
-        /// Its rows.
+        /// Rows that it has.
         rows: u64,
         /// The most that is taken.
         most: u64,
@@ -105,7 +105,7 @@ pub enum Refusal {
         copy: usize,
         /// The field that is wrong.
         field: &'static str,
-        /// Its value.
+        /// Value of the field.
         value: u64,
         /// The rule that the value breaks, and the remedy.
         rule: &'static str,

@@ -94,7 +94,7 @@ pub enum Error {
         after: String,
         /// The driver's name of the error.
         name: String,
-        /// Its number.
+        /// The driver's number of the error.
         code: u32,
         /// The driver's words.
         text: String,
@@ -110,7 +110,7 @@ pub enum Error {
         after: String,
         /// The driver's name of the error.
         name: String,
-        /// Its number.
+        /// The driver's number of the error.
         code: u32,
         /// The driver's words.
         text: String,

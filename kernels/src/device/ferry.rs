@@ -56,7 +56,7 @@ impl Ferry {
         Ok(Self { stream: Stream::new(gpu)?, pool: PinnedPool::new(gpu) })
     }
 
-    /// Its GPU.
+    /// The GPU whose rows it moves.
     pub fn gpu(&self) -> &Gpu {
         self.stream.gpu()
     }

@@ -130,7 +130,7 @@ impl<T: Elements> Buffer<T> {
 /// Why rows cannot be lent.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum LentError {
-    /// They are not those that were announced.
+    /// Rows are not those that were announced.
     #[error(
         "has {rows} rows of {width} elements, not {expected_rows} of {expected_width}; hand over the rows that were announced for it"
     )]
@@ -144,7 +144,7 @@ pub enum LentError {
         /// Elements of these.
         expected_width: usize,
     },
-    /// They overlap.
+    /// Rows overlap.
     #[error(
         "has rows {distance} elements apart, which are {width} wide; give the distance from a row to the next"
     )]

@@ -134,7 +134,7 @@ impl DeviceLinear {
         self.add_weight((dy.len(), x.len(), rows), range)
     }
 
-    /// Both for several weights that were applied to the same rows; dx sums over them.
+    /// dx and dw of several weights that were applied to the same rows; dx sums over them.
     pub(crate) fn gradients(
         &mut self,
         (x, rows): (&[f32], usize),

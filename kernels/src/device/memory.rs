@@ -75,7 +75,7 @@ impl Stream {
         Self { gpu: gpu.clone(), handle, owned: false, last: RefCell::default() }
     }
 
-    /// Its GPU.
+    /// The GPU that the stream is of.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }

@@ -39,7 +39,7 @@ impl PieceCopier {
         Ok(Self { rows: RowCopier::new(stream)?, launches: 0 })
     }
 
-    /// Its stream.
+    /// The stream on which it copies.
     pub fn stream(&self) -> &Stream {
         self.rows.stream()
     }

@@ -79,7 +79,7 @@ impl Pinned {
         self.piece.as_ref().map_or(std::ptr::null_mut(), |it| it.host.as_ptr())
     }
 
-    /// Its bytes.
+    /// Bytes of the memory.
     pub fn bytes(&self) -> &[u8] {
         self.slice()
     }

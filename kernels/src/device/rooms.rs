@@ -59,7 +59,7 @@ impl Rooms {
         Self { gpu: gpu.clone(), arenas: Arc::default(), arena_bytes }
     }
 
-    /// Their GPU.
+    /// The GPU whose memory they are.
     pub fn gpu(&self) -> &Gpu {
         &self.gpu
     }
@@ -227,7 +227,7 @@ impl Part {
         self.room.memory.at() + self.at
     }
 
-    /// Its length.
+    /// Length in bytes.
     pub fn len_bytes(&self) -> u64 {
         self.bytes
     }

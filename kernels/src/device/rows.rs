@@ -67,7 +67,7 @@ impl RowCopier {
         Ok(Self { stream, list })
     }
 
-    /// Its stream.
+    /// The stream on which it copies.
     pub fn stream(&self) -> &Stream {
         &self.stream
     }

@@ -36,7 +36,7 @@ pub enum Action {
         object: Reference,
         /// The annotation.
         annotation: &'static str,
-        /// Its value.
+        /// Value of the annotation.
         text: String,
     },
     /// Delete an object.
@@ -82,9 +82,9 @@ pub enum Kind {
 /// One object of the cluster.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Reference {
-    /// Its kind.
+    /// Kind of the object.
     pub kind: Kind,
-    /// Its name.
+    /// Name of the object.
     pub name: String,
     /// Uid of the object; an object of the same name with another uid is another object.
     pub uid: String,
@@ -101,7 +101,7 @@ impl Reference {
 }
 
 impl Object {
-    /// Its kind.
+    /// Kind of the object.
     pub fn kind(&self) -> Kind {
         match self {
             Self::Service(_) => Kind::Service,

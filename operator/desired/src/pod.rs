@@ -20,7 +20,7 @@ pub(crate) enum State {
     Ready,
     /// Being deleted.
     Leaving,
-    /// Its containers have ended and will not be restarted.
+    /// The pod's containers have ended and will not be restarted.
     Ended,
 }
 

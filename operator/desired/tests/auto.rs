@@ -28,7 +28,7 @@ struct Replay {
     noise: u64,
     /// Servers that find a node.
     fits: usize,
-    /// Its load is that of a job, which is there while there is load.
+    /// Whether the load is that of a job, which is there while there is load.
     has_jobs: bool,
     /// A server that works and whose reports do not arrive.
     silent: Option<usize>,

@@ -71,10 +71,10 @@ pub(super) fn identify(
 
 /// A caller that has been identified.
 pub(super) struct Known {
-    /// Its pool.
+    /// The pool that it belongs to.
     pub(super) key: Key,
     pub(super) identity: Identity,
-    /// Its `TrainingJob`, if it is a trainer of one.
+    /// The `TrainingJob`, if the caller is a trainer of one.
     pub(super) job: Option<TrainingJob>,
     /// Whether links of its attempt are encrypted; not read for a server.
     pub(super) encryption: Encryption,
@@ -82,9 +82,9 @@ pub(super) struct Known {
 
 /// Why a worker is turned away.
 pub(super) enum Answer {
-    /// It may come again later.
+    /// The worker may come again later.
     Later(String),
-    /// It will never be let in.
+    /// The worker will never be let in.
     Never(String),
 }
 

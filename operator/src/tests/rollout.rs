@@ -57,7 +57,7 @@ async fn a_server_that_is_lost_in_a_rollout_comes_back_with_the_template_that_it
         .await;
 
     server.put("attentionpools", "p", &template("b"));
-    // It never becomes ready.
+    // The server of the new template never becomes ready.
     let lost = server
         .until("one server of the new template", |all| {
             let one = images(all) == ["a", "a", "b"];

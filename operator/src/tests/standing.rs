@@ -60,7 +60,7 @@ async fn an_attempt_whose_only_trainer_stands_still_is_ended_and_counts() {
     let notes = &second["metadata"]["annotations"];
     assert_eq!(notes["cadre.dev/checkpoint-step"], "20");
     assert_eq!(notes["cadre.dev/restarts-without-progress"], "1");
-    // Its conductor goes on from one that nobody told of.
+    // The conductor goes on from a checkpoint that nobody told of.
     let pod = trainer_of(&server, "j", 2).await;
     let resume = "/c/j-u/step-40".to_owned();
     let conductor = hello(Role::Trainer, DATA_VERSION);

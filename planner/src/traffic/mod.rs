@@ -17,7 +17,7 @@ pub use least::{Least, least, least_memory};
 pub use pulls::{Pull, Pulls};
 
 use crate::plan::Runs;
-use crate::{Assignment, BundleId, DocumentId, Plan, Problem, SlotId};
+use crate::{Assignment, BundleId, DocumentId, Plan, Problem, RankId, SlotId};
 
 /// Bytes of a phase forward and of a phase backward.
 #[derive(Clone, Debug, Default, Eq, PartialEq, Serialize)]
@@ -145,19 +145,26 @@ impl Traffic {
                 continue;
             };
             let there = place_of[slot as usize];
-            if is_whole_at(problem, there, bundle.document) {
-                continue;
-            }
             let heads = bundle.kv_heads.len() as u64;
-            let remote = |rows: Range<u32>| remote(problem, there, bundle.document, rows);
-            for (rank, rows) in remote(bundle.keys.clone()) {
-                from[rank].1 += rows * heads;
-                ranks.push(rank);
-            }
             let runs = runs.of_bundle(id).iter();
-            for (rank, rows) in runs.flat_map(|it| remote(it.rows.clone())) {
-                from[rank].0 += rows * heads;
-                ranks.push(rank);
+            if let Some(RankId(rank)) = problem.layout.holder(bundle.document) {
+                // Most documents lie at one rank whole; then no list of pieces is looked up.
+                let rank = rank as usize;
+                if rank != there {
+                    let queries: u64 = runs.map(|it| it.rows.len() as u64).sum();
+                    from[rank] = (queries * heads, bundle.keys.len() as u64 * heads);
+                    ranks.push(rank);
+                }
+            } else {
+                let remote = |rows: Range<u32>| remote(problem, there, bundle.document, rows);
+                for (rank, rows) in remote(bundle.keys.clone()) {
+                    from[rank].1 += rows * heads;
+                    ranks.push(rank);
+                }
+                for (rank, rows) in runs.flat_map(|it| remote(it.rows.clone())) {
+                    from[rank].0 += rows * heads;
+                    ranks.push(rank);
+                }
             }
             for rank in ranks.drain(..) {
                 let rows = std::mem::take(&mut from[rank]);
@@ -227,10 +234,7 @@ fn nanoseconds(problem: &Problem, priced: Priced, rate: u32) -> u64 {
 
 /// Whether a document lies whole at a place.
 pub(crate) fn is_whole_at(problem: &Problem, place: usize, document: DocumentId) -> bool {
-    match problem.layout.pieces_of_document(document) {
-        [one] => one.rank.0 as usize == place,
-        _ => false,
-    }
+    problem.layout.holder(document).is_some_and(|it| it.0 as usize == place)
 }
 
 /// How many of some rows lie at each other place.

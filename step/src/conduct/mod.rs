@@ -67,9 +67,9 @@ pub struct Draft {
 /// Whether trainers take the work of a lost pool.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Standby {
-    /// They do.
+    /// Trainers take it.
     Yes,
-    /// They do not.
+    /// Nobody takes it.
     No,
 }
 
@@ -178,11 +178,11 @@ pub enum Error {
         turn: usize,
         /// A trainer.
         one: u16,
-        /// Its turns.
+        /// Turns of this trainer.
         its: String,
         /// Another trainer.
         other: u16,
-        /// Those of that one.
+        /// Turns of the other trainer.
         theirs: String,
     },
     /// The header log is of another run.

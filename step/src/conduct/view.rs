@@ -43,7 +43,7 @@ impl Roster {
 /// What the controller offers.
 #[derive(Clone, Debug)]
 pub struct View {
-    /// Its number.
+    /// Number of the view.
     pub number: ViewNumber,
     /// By slot.
     pub slots: Vec<Offer>,

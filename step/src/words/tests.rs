@@ -100,7 +100,7 @@ enum Step {
     Cover,
     /// The other side was away and comes back under its name; its links are new.
     Return,
-    /// This side does.
+    /// This side was away and comes back under its name.
     Anew,
 }
 
@@ -232,7 +232,7 @@ fn a_peer_that_comes_back_under_its_name_hears_what_is_said_from_then_on() {
     let (stream, through) = heard.through(ME);
     owed.covered(millis(1), YOURS, stream, through);
     assert!(owed.is_empty());
-    // It serves another job, and comes back.
+    // The other side serves another job, and comes back.
     let (mut heard, again) = (Heard::default(), (YOU, Life(3)));
     let due = owed.owe(millis(9), YOU, body(7)).unwrap();
     heard.word(ME, due.stream, due.number, (*due.body).clone());
@@ -243,7 +243,7 @@ fn a_peer_that_comes_back_under_its_name_hears_what_is_said_from_then_on() {
     assert_eq!((due.stream.era, due.number), (1, 0));
     assert!(heard.word(ME, due.stream, due.number, (*due.body).clone()), "a stream of its own");
     assert_eq!(heard.take(ME), Some(Body::Here(vec![7])));
-    // It comes back once more when nothing is owed: it shows itself, and what is said then it hears.
+    // The other side comes back once more when nothing is owed: it shows itself, and what is said then it hears.
     let (stream, through) = heard.through(ME);
     owed.covered(millis(11), again, stream, through);
     assert!(owed.is_empty() && !owed.lives(millis(12), YOU, Life(3)));

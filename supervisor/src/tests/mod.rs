@@ -3,15 +3,15 @@
 //! In: short words for inputs. Out: short words for actions, compared as a whole. No process and no
 //! clock here; real ones are in `tests/supervisor/`.
 
+mod members;
 mod script;
 
 use std::time::Duration;
 
 use cadre_control::proto::{
-    self, Finished, Hello, Kind, Notice, Progress, Saved, ServerName, ServerReport,
+    Finished, Kind, Notice, Progress, Saved, ServerName, ServerReport,
     finished::Outcome, notice, worker_message::Message,
 };
-use cadre_control::server::LinkId;
 
 use self::script::{Run, account, config, link, name};
 use super::action::Input;
@@ -338,26 +338,6 @@ fn a_conductor_that_attaches_again_gets_the_view_again() {
     let mut run = Run::registered(config(1, false, &[]));
     run.input(Input::Detached { link: link("t0") });
     assert_eq!(run.attach("t0"), "welcome t0; view 1.1 [0.0]");
-}
-
-#[test]
-fn a_second_process_of_a_rank_is_refused_and_the_first_one_stays() {
-    let mut run = Run::registered(config(1, false, &[]));
-    let hello =
-        |pid| Hello { role: proto::Role::Trainer.into(), index: 1, pid, ..Hello::default() };
-    let attach = |run: &mut Run, link, pid| {
-        run.input(Input::Attached { link: LinkId(link), hello: hello(pid) })
-    };
-    let refused = "notice process 77 was refused: trainer 1 is here already, as process 0; \
-                   start each rank once; refuse";
-    assert_eq!(attach(&mut run, 7_700, 77), refused);
-    assert_eq!(run.input(Input::Detached { link: LinkId(7_700) }), "");
-    assert_eq!(run.say("t1", Message::Finished(account(Outcome::Completed))), "");
-    assert_eq!(run.finish("t0", Outcome::Completed), "drain s0");
-    // A process that has come in the place of one that is gone.
-    let mut run = Run::registered(config(1, false, &[]));
-    run.input(Input::Detached { link: link("t1") });
-    assert_eq!(attach(&mut run, 100, 77), "welcome t1");
 }
 
 #[test]

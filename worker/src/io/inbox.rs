@@ -96,6 +96,12 @@ impl<P: Exchange> Io<P> {
             Request::Refuse(reason) => self.fail(reason, true),
             Request::Leave => {
                 let until = shared.now().after(FAREWELL);
+                if self.leaving.is_none()
+                    && let Some(left) = self.trainer.as_ref().and_then(|it| it.standing.leaves())
+                {
+                    tracing::warn!("this process leaves before its step is over: {left:?}");
+                    shared.tell_conductor(Said::Standing(left));
+                }
                 self.leaving.get_or_insert(until);
             }
             Request::Terminate => self.terminate(),
@@ -157,12 +163,18 @@ impl<P: Exchange> Io<P> {
             }
             Some(Message::View(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.view(shared, reports::offered(&it));
+                    match reports::offered(&it) {
+                        Ok(view) => conductor.view(shared, view),
+                        Err(why) => self.fail(why.to_string(), false),
+                    }
                 }
             }
             Some(Message::FaultsFired(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.fired(shared, Moment::of(it.step, it.direction()));
+                    match Moment::of(it.step, it.direction()) {
+                        Ok(at) => conductor.fired(shared, at),
+                        Err(why) => self.fail(why.to_string(), false),
+                    }
                 }
             }
             Some(Message::Stop(it)) => {

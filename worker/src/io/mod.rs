@@ -268,8 +268,12 @@ impl<P: Exchange> Io<P> {
         }
     }
 
-    /// Whether the process was asked to leave, and everybody has heard what it said, or was waited for.
+    /// Whether the process was asked to leave, and everybody has heard what it said, or was waited for. A conductor that leaves
+    /// before a step is over has those named first who left like it, if others did not.
     fn may_leave(&self) -> bool {
+        if self.conductor.as_ref().is_some_and(Conducting::names_leavers) {
+            return false;
+        }
         let due = |until| self.shared.telling.is_covered() || until <= self.shared.now();
         self.leaving.is_some_and(due)
     }

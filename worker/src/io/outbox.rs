@@ -13,7 +13,7 @@ use cadre_step::envelope::{Ending, Said};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
 use super::tasks::Planned;
-use super::{Io, Notice, Settled, TURN};
+use super::{FAREWELL, Io, Notice, Settled, TURN};
 use crate::launch::Work;
 
 impl<P: Exchange> Io<P> {
@@ -192,6 +192,9 @@ impl<P: Exchange> Io<P> {
                 self.shared.tell(peer, &body);
                 self.told_end.insert(peer);
             }
+            // They have to hear it.
+            let now = self.shared.now();
+            self.leaving = self.leaving.map(|_| now.after(FAREWELL));
         }
         // A main thread that stands still says no last words: what ends it is the controller.
         if let Ending::Failed { reason, .. } = &ending

@@ -25,7 +25,7 @@ use super::{Asked, Notice, Request};
 use crate::memory::Memory;
 
 /// Requests that wait for the IO thread; whoever asks for one more waits until it has taken some.
-const MAX_REQUESTS: usize = 4096;
+pub(crate) const MAX_REQUESTS: usize = 4096;
 /// Notices that wait for a thread that computes; more stay with the IO thread.
 const MAX_NOTICES: usize = 1024;
 

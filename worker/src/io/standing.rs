@@ -203,6 +203,12 @@ impl Standing {
         Some(if is_still { Stands::Still(what()) } else { Stands::No })
     }
 
+    /// What is said of it when it leaves: that a call is due which it will not make, if a step was told that is not over here.
+    pub fn leaves(&self) -> Option<Stands> {
+        self.told.front()?;
+        Some(Stands::Left(format!("rank {} has left, and has not {}", self.me.0, self.due())))
+    }
+
     /// Whether it stood still at the last look.
     pub fn is_still(&self) -> bool {
         self.is_still

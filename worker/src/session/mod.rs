@@ -14,7 +14,7 @@
 //! session owns the threads *io* (with the conductor in rank 0), *plan*, *control* and *rescue*, and *copies* once rows are lent that
 //! lie on a GPU ([`LentInputs`]). What the
 //! plan gives to this rank's own processor is computed inside `begin` and `wait`, on the calling thread.
-//! One thread may submit while another waits.
+//! Any number of threads may wait; meanwhile others submit, poll and ask, and never wait for those.
 //!
 //! A rank may have no rows of a nano-batch: it announces it without documents, and makes no call for its phases. The session
 //! says of each that it is done here, and *rescue* computes what the plan gives to this rank in them.

@@ -122,7 +122,7 @@ impl Rank {
     pub fn begin(&self, step: u64) -> Next {
         match self.check_begin(step) {
             Ok(()) => {
-                // Not while others wait for the lock: phases without rows are submitted there.
+                // Not with the lock, which others take to submit.
                 let next = self.side.begin(step);
                 self.turn_to(next)
             }
@@ -284,7 +284,8 @@ impl Rank {
     }
 
     /// Computes what is queued for this rank, up to one launch, without waiting; whether anything came or was computed. For
-    /// callers that have threads of their own to wait with.
+    /// callers that have threads of their own to wait with. While another thread waits, that one does it, and there is nothing
+    /// to do here.
     pub fn advance(&self) -> bool {
         self.side.advance() == Progress::Ran
     }
@@ -320,14 +321,14 @@ impl Rank {
         move || line.send(Request::Terminate)
     }
 
-    /// Time in [`Self::wait`] since the step began in which nothing was computed. To be asked by the thread
-    /// that waits: while one is in `wait`, another one waits here.
+    /// Time in [`Self::wait`] since the step began in which nothing was computed, by whichever thread; of a wait that goes on,
+    /// what has gone by until something last came.
     pub fn exposed_wait(&self) -> Duration {
         self.side.exposed()
     }
 
     /// The wait for the last header and its plan; zero for the first step of the session. In [`Self::begin`] it is the time in which
-    /// nothing was computed; by [`Self::poll_begin`] that from the first poll that found no header to the one that did. To be asked as [`Self::exposed_wait`].
+    /// nothing was computed; by [`Self::poll_begin`] that from the first poll that found no header to the one that did.
     pub fn header_wait(&self) -> Duration {
         self.side.header_wait()
     }

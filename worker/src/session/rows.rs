@@ -1,7 +1,7 @@
 //! Rows that a caller lends to a session: f32 or bf16, at any distance in memory.
 //!
 //! In: slices of the caller. Out: one copy into memory that peers may read, head by head in the job's wire type, or one copy
-//! out of results. Nothing of the caller's is kept.
+//! out of results, with whether they are finite. Nothing of the caller's is kept.
 //!
 //! Invariant: a row is rounded by its own values alone, and rows that are in the wire type already are not, so the same rows
 //! give the same bits whenever they are submitted.
@@ -15,6 +15,7 @@ use half::bf16;
 
 use crate::heads::HeadByHead;
 use crate::memory;
+use crate::wire::{Values as Travelled, copy, copy_bf16, narrow, widen};
 
 /// Elements of rows, in the caller's type.
 #[derive(Clone, Copy, Debug)]
@@ -160,33 +161,37 @@ impl<'a> RowsMut<'a> {
         check(length, self.distance, rows, width)
     }
 
-    /// Writes rows that lie one behind the other, as wide as those here.
-    pub(super) fn write(self, from: &[f32], width: usize) {
+    /// Writes rows that lie one behind the other, as wide as those here; whether all of them are finite.
+    pub(super) fn write(self, from: &[f32], width: usize) -> bool {
         let distance = self.distance.unwrap_or(width).max(1);
         let from = from.chunks_exact(width.max(1));
         match self.values {
-            ValuesMut::F32(to) => {
-                for (to, from) in to.chunks_mut(distance).zip(from) {
-                    to[..width].copy_from_slice(from);
-                }
-            }
-            ValuesMut::Bf16(to) => {
-                for (to, from) in to.chunks_mut(distance).zip(from) {
-                    wire::to_bf16(&mut to[..width], from);
-                }
-            }
+            ValuesMut::F32(to) => to
+                .chunks_mut(distance)
+                .zip(from)
+                .fold(true, |all, (to, from)| copy(&mut to[..width], from) & all),
+            ValuesMut::Bf16(to) => to
+                .chunks_mut(distance)
+                .zip(from)
+                .fold(true, |all, (to, from)| narrow(&mut to[..width], from) & all),
         }
     }
 
-    /// Writes rows that lie head by head, as wide as those here.
-    pub(super) fn write_turned(self, from: &[f32], form: &HeadByHead, width: usize) {
+    /// As [`Self::write`], of rows that lie head by head.
+    pub(super) fn write_turned(self, from: Travelled<'_>, form: &HeadByHead, width: usize) -> bool {
         let distance = self.distance.unwrap_or(width).max(1);
-        match self.values {
-            ValuesMut::F32(to) => {
-                form.back(from, to.chunks_mut(distance), width, <[f32]>::copy_from_slice);
+        match (self.values, from) {
+            (ValuesMut::F32(to), Travelled::F32(from)) => {
+                form.back(from, to.chunks_mut(distance), width, copy)
             }
-            ValuesMut::Bf16(to) => {
-                form.back(from, to.chunks_mut(distance), width, wire::to_bf16);
+            (ValuesMut::F32(to), Travelled::Bf16(from)) => {
+                form.back(from, to.chunks_mut(distance), width, widen)
+            }
+            (ValuesMut::Bf16(to), Travelled::F32(from)) => {
+                form.back(from, to.chunks_mut(distance), width, narrow)
+            }
+            (ValuesMut::Bf16(to), Travelled::Bf16(from)) => {
+                form.back(from, to.chunks_mut(distance), width, copy_bf16)
             }
         }
     }
@@ -247,18 +252,19 @@ mod tests {
                 assert_eq!(*back.to_f32s(3, 3), turned);
             }
             let mut to = [-1.0; 11];
-            RowsMut::f32(&mut to).every(4).write_turned(&turned, &form, 3);
+            let travelled = Travelled::F32(&turned);
+            assert!(RowsMut::f32(&mut to).every(4).write_turned(travelled, &form, 3));
             assert_eq!(to[..], [0.0, 1.0, 2.0, -1.0, 4.0, 5.0, 6.0, -1.0, 8.0, 9.0, 10.0][..]);
             let mut halves = [bf16::from_f32(-1.0); 9];
-            RowsMut::bf16(&mut halves).write_turned(&turned, &form, 3);
+            assert!(RowsMut::bf16(&mut halves).write_turned(travelled, &form, 3));
             assert_eq!(halves.map(bf16::to_f32)[..], packed[..]);
         }
         assert_eq!(*rows.to_f32s(3, 3), packed);
         let mut to = [-1.0; 11];
-        RowsMut::f32(&mut to).every(4).write(&packed, 3);
+        assert!(RowsMut::f32(&mut to).every(4).write(&packed, 3));
         assert_eq!(to[..], [0.0, 1.0, 2.0, -1.0, 4.0, 5.0, 6.0, -1.0, 8.0, 9.0, 10.0][..]);
         let mut halves = [bf16::from_f32(-1.0); 9];
-        RowsMut::bf16(&mut halves).write(&packed, 3);
+        assert!(RowsMut::bf16(&mut halves).write(&packed, 3));
         assert_eq!(halves.map(bf16::to_f32)[..], packed[..]);
     }
 

@@ -3,7 +3,8 @@
 //! In: calls whose turn it is, with rows that fit. Out: requests to the IO thread with copies of the rows, and results. [`Rank`] knows
 //! a [`Side`] without the kind of memory, which is chosen where the rank joins its job.
 //!
-//! It checks no turn. Invariant: one thread may submit while another waits; phases reach the IO thread in the order of the calls.
+//! It checks no turn. Invariant: any thread may submit, wait, poll or ask while others wait; phases reach the IO thread in the order
+//! of the calls.
 //!
 //! [`Rank`]: super::Rank
 
@@ -100,7 +101,7 @@ pub(super) struct Keeping<M: Memory> {
     tracer: Tracer,
     /// Where rows are copied to; apart from what waits, so that one thread may submit meanwhile.
     place: Mutex<M::Place>,
-    waiting: Mutex<Waiting<M>>,
+    waiting: Waiting<M>,
     /// Once rows were lent.
     copies: Mutex<Option<Arc<Copies<M>>>>,
 }
@@ -115,7 +116,7 @@ impl<M: Memory> Keeping<M> {
         tracer: Tracer,
     ) -> Self {
         let lines = (handle.clone(), notices);
-        let waiting = Mutex::new(Waiting::new(me, lines, (compute, merged), tracer.clone()));
+        let waiting = Waiting::new(me, lines, (compute, merged), tracer.clone());
         let (place, copies) = (Mutex::new(copied), Mutex::default());
         Self { me, threads, handle, tracer, place, waiting, copies }
     }
@@ -190,36 +191,36 @@ impl<M: Memory> Side for Keeping<M> {
     }
 
     fn begin(&self, step: u64) -> Next {
-        lock(&self.waiting).begin(step)
+        self.waiting.begin(step)
     }
 
     fn poll_begin(&self, step: u64) -> Option<Next> {
-        lock(&self.waiting).poll_begin(step)
+        self.waiting.poll_begin(step)
     }
 
     fn finish(&self, awaited: &Awaited<'_>, outputs: Outputs<'_>) -> Result<Option<Error>, Error> {
         let Awaited { planned, phase, sizes } = *awaited;
-        lock(&self.waiting).finish(planned, phase, sizes, outputs)
+        self.waiting.finish(planned, phase, sizes, outputs)
     }
 
     fn is_ready(&self, planned: &PlannedStep, at: At) -> bool {
-        lock(&self.waiting).is_ready(planned, at)
+        self.waiting.is_ready(planned, at)
     }
 
     fn advance(&self) -> Progress {
-        lock(&self.waiting).advance()
+        self.waiting.advance()
     }
 
     fn exposed(&self) -> Duration {
-        lock(&self.waiting).exposed()
+        self.waiting.exposed()
     }
 
     fn header_wait(&self) -> Duration {
-        lock(&self.waiting).header_wait()
+        self.waiting.header_wait()
     }
 
     fn addresses(&self, deadline: Duration) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
-        lock(&self.waiting).addresses(deadline)
+        self.waiting.addresses(deadline)
     }
 }
 

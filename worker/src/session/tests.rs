@@ -1,5 +1,7 @@
 //! Calls that a rank may not make: they are refused by name, and nothing of them is sent but the reason.
 
+mod threads;
+
 use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::time::Duration;

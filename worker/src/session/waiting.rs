@@ -2,12 +2,20 @@
 //!
 //! In: notices of the IO thread. Out: the next step, whole phases written where the caller wants them, the end of the job.
 //!
+//! ```text
+//! the first thread that waits ── takes notices, computes, sleeps ──▶ state ──▶ every thread that waits looks whether its own is there
+//!                               └ through: the next one takes
+//! ```
+//!
+//! Any number of threads may wait. One of them takes notices and computes, and holds nothing else meanwhile. So who polls or asks
+//! ([`Waiting::is_ready`], [`Waiting::advance`], [`Waiting::poll_begin`], [`Waiting::exposed`]) never waits for one that waits.
 //! Parts of dK and dV are added as they come ([`Sums`]).
 //!
 //! Invariant: a whole phase is written once all its parts are added.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
+use std::sync::mpsc::RecvTimeoutError;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
@@ -19,8 +27,9 @@ use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes, name};
 use super::rows::RowsMut;
+use super::side::lock;
 use super::{Next, PhaseAt};
-use crate::compute::{Compute, FLYING, Progress};
+use crate::compute::{Account, Compute, FLYING, Progress};
 use crate::heads::HeadByHead;
 use crate::io::queues::{Notices, Owed, lost};
 use crate::io::rows::{Landed, Part, Whole};
@@ -29,30 +38,65 @@ use crate::memory::{Memory, Place as _};
 use crate::merge::{self, NotFinite};
 use crate::sums::Sums;
 use crate::trace::{Activity, Tracer};
-use crate::wire::from_wire;
+use crate::wire::Values;
 
 /// See the module.
 pub(super) struct Waiting<M: Memory> {
     me: TrainerId,
-    handle: Handle<M>,
-    notices: Notices<M>,
-    compute: Compute<M>,
-    place: M::Place,
     tracer: Tracer,
+    /// Never held while anybody waits or computes.
+    state: Mutex<State<M>>,
+    /// The state has changed, or nobody takes notices any more.
+    changed: Condvar,
+    /// Of the one thread that takes notices and computes.
+    taking: Mutex<Taking<M>>,
+    account: Account,
+    merging: Mutex<Merging<M>>,
+}
+
+/// What has come and is not fetched yet, and the times of the step.
+struct State<M: Memory> {
     /// Steps that were announced and not yet begun.
     coming: BTreeMap<u64, Arc<PlannedStep>>,
     /// Where the ranks listen for each other, once known.
     addresses: Option<Vec<(PeerId, String)>>,
     whole: BTreeMap<At, Whole<M>>,
-    /// dK and dV of phases so far, or why the GPU did not give a part of them.
-    sums: BTreeMap<At, Result<Sums<M>, device::Error>>,
     exposed: Duration,
     /// Between the last two steps.
     header_wait: Duration,
     /// When a poll for the next header found none, for the first time.
     polled: Option<Instant>,
-    has_begun: bool,
+    /// The last step that has begun.
+    begun: Option<u64>,
     ended: Option<Ending>,
+}
+
+struct Taking<M: Memory> {
+    handle: Handle<M>,
+    notices: Notices<M>,
+    compute: Compute<M>,
+}
+
+struct Merging<M: Memory> {
+    place: M::Place,
+    /// dK and dV of phases so far, or why the GPU did not give a part of them.
+    sums: BTreeMap<At, Result<Sums<M>, device::Error>>,
+}
+
+/// This thread takes notices and computes, as long as it holds this.
+struct Takes<'a, M: Memory> {
+    // Given back first: whoever is woken then may take it.
+    taking: MutexGuard<'a, Taking<M>>,
+    waiting: Waking<'a, M>,
+}
+
+/// Wakes all who wait when it is dropped.
+struct Waking<'a, M: Memory>(&'a Waiting<M>);
+
+impl<M: Memory> Drop for Waking<'_, M> {
+    fn drop(&mut self) {
+        self.0.wake();
+    }
 }
 
 impl<M: Memory> Waiting<M> {
@@ -62,98 +106,121 @@ impl<M: Memory> Waiting<M> {
         (compute, place): (Compute<M>, M::Place),
         tracer: Tracer,
     ) -> Self {
-        Self {
-            me,
-            handle,
-            notices,
-            compute,
-            place,
-            tracer,
+        let account = compute.account().clone();
+        let state = State {
             coming: BTreeMap::new(),
             addresses: None,
             whole: BTreeMap::new(),
-            sums: BTreeMap::new(),
             exposed: Duration::ZERO,
             header_wait: Duration::ZERO,
             polled: None,
-            has_begun: false,
+            begun: None,
             ended: None,
+        };
+        Self {
+            me,
+            tracer,
+            state: Mutex::new(state),
+            changed: Condvar::new(),
+            taking: Mutex::new(Taking { handle, notices, compute }),
+            account,
+            merging: Mutex::new(Merging { place, sums: BTreeMap::new() }),
         }
     }
 
-    pub(super) fn begin(&mut self, step: u64) -> Next {
-        let before = self.exposed;
-        loop {
-            let waited = self.exposed.saturating_sub(before);
-            if let Some(next) = self.next(step, waited) {
-                return next;
-            }
-            self.progress();
-        }
+    pub(super) fn begin(&self, step: u64) -> Next {
+        let before = self.exposed();
+        let next = self.until(None, |it| {
+            let waited = it.exposed.saturating_sub(before);
+            it.next(step, waited)
+        });
+        next.expect("without a deadline it waits until there is one")
     }
 
     /// The header of `step` or the end of the job, if one is there.
-    pub(super) fn poll_begin(&mut self, step: u64) -> Option<Next> {
-        let waited = self.polled.map_or(Duration::ZERO, |it| it.elapsed());
-        let next = self.next(step, waited);
+    pub(super) fn poll_begin(&self, step: u64) -> Option<Next> {
+        let mut state = lock(&self.state);
+        let waited = state.polled.map_or(Duration::ZERO, |it| it.elapsed());
+        let next = state.next(step, waited);
         if next.is_none() {
-            self.polled.get_or_insert_with(Instant::now);
+            state.polled.get_or_insert_with(Instant::now);
         }
         next
     }
 
-    /// The header of `step`, for which this rank has waited so long, or the end of the job.
-    fn next(&mut self, step: u64, waited: Duration) -> Option<Next> {
-        if let Some(ending) = &self.ended {
-            return Some(Next::End(ending.clone()));
-        }
-        let planned = self.coming.remove(&step)?;
-        self.header_wait = if self.has_begun { waited } else { Duration::ZERO };
-        self.has_begun = true;
-        self.polled = None;
-        self.exposed = Duration::ZERO;
-        // Of phases that nobody waited for.
-        self.whole = self.whole.split_off(&At::new(step, 0));
-        self.sums = self.sums.split_off(&At::new(step, 0));
-        Some(Next::Step(planned))
-    }
-
     pub(super) fn exposed(&self) -> Duration {
-        self.exposed
+        lock(&self.state).exposed
     }
 
     pub(super) fn header_wait(&self) -> Duration {
-        self.header_wait
+        lock(&self.state).header_wait
     }
 
     pub(super) fn addresses(
-        &mut self,
+        &self,
         deadline: Duration,
     ) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
-        let found = self.until(deadline, |it| it.addresses.is_some() || it.ended.is_some());
-        match self.addresses.take() {
-            Some(addresses) if found => Ok(addresses),
-            Some(_) | None => Err(self.ended.clone()),
+        let found = self.until(Instant::now().checked_add(deadline), |it| {
+            let ended = it.ended.clone().map(|it| Err(Some(it)));
+            it.addresses.take().map(Ok).or(ended)
+        });
+        found.unwrap_or(Err(None))
+    }
+
+    /// Waits until `so` gives something; nothing if it does not by the deadline.
+    fn until<T>(
+        &self,
+        deadline: Option<Instant>,
+        mut so: impl FnMut(&mut State<M>) -> Option<T>,
+    ) -> Option<T> {
+        let left = || match deadline.map(|it| it.saturating_duration_since(Instant::now())) {
+            Some(Duration::ZERO) => None,
+            left => Some(left.unwrap_or(Duration::MAX)),
+        };
+        let mut state = lock(&self.state);
+        let mut takes = loop {
+            let found = so(&mut state);
+            if found.is_some() {
+                return found;
+            }
+            let left = left()?;
+            match self.takes() {
+                Some(takes) => break takes,
+                None => {
+                    let waited = self.changed.wait_timeout(state, left);
+                    state = waited.unwrap_or_else(PoisonError::into_inner).0;
+                }
+            }
+        };
+        drop(state);
+        loop {
+            takes.progress(left()?);
+            let found = so(&mut lock(&self.state));
+            if found.is_some() {
+                return found;
+            }
         }
     }
 
-    /// Takes notices until something is so; whether it is before the deadline.
-    fn until(&mut self, deadline: Duration, so: impl Fn(&Self) -> bool) -> bool {
-        let until = Instant::now().checked_add(deadline);
-        while !so(self) {
-            let left =
-                until.map_or(deadline, |until| until.saturating_duration_since(Instant::now()));
-            match self.notices.recv_timeout(left) {
-                Ok(notice) => self.take(notice),
-                Err(_) => return false,
-            }
-        }
-        true
+    /// The right to take notices and to compute, unless another thread has it.
+    fn takes(&self) -> Option<Takes<'_, M>> {
+        let taking = match self.taking.try_lock() {
+            Ok(it) => it,
+            Err(TryLockError::Poisoned(it)) => it.into_inner(),
+            Err(TryLockError::WouldBlock) => return None,
+        };
+        Some(Takes { taking, waiting: Waking(self) })
+    }
+
+    /// Has all who wait look again. Who has just looked sleeps already, or holds the state until it does.
+    fn wake(&self) {
+        drop(lock(&self.state));
+        self.changed.notify_all();
     }
 
     /// Waits for a phase and writes its results; which of them is not finite, if any.
     pub(super) fn finish(
-        &mut self,
+        &self,
         planned: &PlannedStep,
         (at, phase): (At, PhaseAt),
         sizes: &Sizes,
@@ -170,8 +237,11 @@ impl<M: Memory> Waiting<M> {
             source: Box::new(source),
         };
         let (nano, _) = planned.nano_of(at.phase);
-        let (rank, place) = (RankId(self.me.0.into()), &self.place);
+        let rank = RankId(self.me.0.into());
         let form = HeadByHead::of(nano, rank);
+        let mut merging = lock(&self.merging);
+        let Merging { place, sums } = &mut *merging;
+        let place = &*place;
         let checked = match (whole.landed, outputs) {
             (
                 Landed::Forward { o: mut landed, lse: mut landed_lse, own },
@@ -183,27 +253,35 @@ impl<M: Memory> Waiting<M> {
                     merge::own_forward(place, nano, task, (own, own_lse), to).map_err(device)?;
                 }
                 let landed = place.unload(landed).map_err(device)?;
-                let values = from_wire(sizes.wire, &landed);
-                let values_lse = place.unload(landed_lse).map_err(device)?;
-                let both = [&values[..], values_lse.f32s()];
-                o.write_turned(&values, &form, sizes.query());
-                RowsMut::f32(lse).write_turned(values_lse.f32s(), &form, sizes.query_heads);
-                merge::check_forward(planned, at, rank, both, &whole.makers)
+                let landed_lse = place.unload(landed_lse).map_err(device)?;
+                let values = Values::of(sizes.wire, &landed);
+                let sums = landed_lse.f32s();
+                let all = o.write_turned(values, &form, sizes.query());
+                let lse = RowsMut::f32(lse);
+                if lse.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
+                    Ok(())
+                } else {
+                    let both = [&values.wide()[..], sums];
+                    merge::check_forward(planned, at, rank, both, &whole.makers)
+                }
             }
             (Landed::Backward { dq: mut landed, own }, Outputs::Backward { dq, dk, dv }) => {
                 for (bundle, own) in &own {
                     let of = (*bundle, rank);
                     merge::own_backward(place, nano, of, own, &mut landed).map_err(device)?;
                 }
-                let sums = self.sums.remove(&at).unwrap_or_else(|| Ok(Sums::new(nano, rank)));
+                let sums = sums.remove(&at).unwrap_or_else(|| Ok(Sums::new(nano, rank)));
                 let (sum_k, sum_v) = sums.map_err(device)?.finish();
                 let landed = place.unload(landed).map_err(device)?;
-                let values = from_wire(sizes.wire, &landed);
-                let all = [&values[..], &sum_k, &sum_v];
-                dq.write_turned(&values, &form, sizes.query());
-                dk.write(&sum_k, sizes.kv());
-                dv.write(&sum_v, sizes.kv());
-                merge::check_backward(planned, at, rank, all, &whole.makers)
+                let values = Values::of(sizes.wire, &landed);
+                let all = dq.write_turned(values, &form, sizes.query());
+                let all = dk.write(&sum_k, sizes.kv()) && all;
+                if dv.write(&sum_v, sizes.kv()) && all {
+                    Ok(())
+                } else {
+                    let all = [&values.wide()[..], &sum_k, &sum_v];
+                    merge::check_backward(planned, at, rank, all, &whole.makers)
+                }
             }
             (Landed::Forward { .. } | Landed::Backward { .. }, _) => {
                 unreachable!("the phase's direction was checked, and it lands what it is")
@@ -213,34 +291,33 @@ impl<M: Memory> Waiting<M> {
     }
 
     /// Waits until a phase is whole and this rank's own part of it has run.
-    fn whole(&mut self, planned: &PlannedStep, at: At) -> Result<Whole<M>, Error> {
+    fn whole(&self, planned: &PlannedStep, at: At) -> Result<Whole<M>, Error> {
         let own = self.planned_here(planned, at);
-        loop {
+        let found = self.until(None, |state| {
             if self.is_over(at, own)
-                && let Some(whole) = self.whole.remove(&at)
+                && let Some(whole) = state.whole.remove(&at)
             {
-                return Ok(whole);
+                return Some(Ok(whole));
             }
-            if let Some(ending) = &self.ended {
-                let reason = match ending {
-                    Ending::Failed { reason, .. } => reason.clone(),
-                    Ending::Completed | Ending::Stopped { .. } => "the job was ended".into(),
-                };
-                return Err(Error::Ended { reason });
-            }
-            self.progress();
-        }
+            let reason = match state.ended.as_ref()? {
+                Ending::Failed { reason, .. } => reason.clone(),
+                Ending::Completed | Ending::Stopped { .. } => "the job was ended".into(),
+            };
+            Some(Err(Error::Ended { reason }))
+        });
+        found.expect("without a deadline it waits until there is one")
     }
 
     /// Whether waiting for a phase would not block: it is whole, or the job has ended.
     pub(super) fn is_ready(&self, planned: &PlannedStep, at: At) -> bool {
         let own = self.planned_here(planned, at);
-        self.ended.is_some() || self.is_over(at, own) && self.whole.contains_key(&at)
+        let state = lock(&self.state);
+        state.ended.is_some() || self.is_over(at, own) && state.whole.contains_key(&at)
     }
 
     /// Whether all `own` works of a phase have run that were planned for this rank, or nobody wants them any more.
     fn is_over(&self, at: At, own: usize) -> bool {
-        self.compute.ran(at) >= own || self.compute.is_cancelled(at)
+        self.account.ran(at) >= own || self.account.is_cancelled(at)
     }
 
     /// Works of a phase that the plan gives to this rank's in-place server.
@@ -248,77 +325,119 @@ impl<M: Memory> Waiting<M> {
         planned.works_of(at.phase, Filler::InPlace(self.me))
     }
 
-    /// Takes what came and computes what is queued, up to one launch; waits for nothing. Ran: something came or was computed,
-    /// the caller looks whether it is what it waits for.
-    pub(super) fn advance(&mut self) -> Progress {
-        let mut any = false;
-        while let Ok(notice) = self.notices.try_recv() {
-            self.take(notice);
-            any = true;
-        }
-        // Whoever waits for these works waits for this thread, wherever it stands.
-        let owed = self.compute.owed();
-        self.notices.owe(if owed == Owed::Works { Owed::Computing } else { owed });
-        let progress = self.compute.run();
-        self.notices.owe(self.compute.owed());
-        if let (Progress::Ran, Some(why)) = (progress, self.compute.lost()) {
-            self.handle.send(Request::Fail(why.to_owned()));
-        }
-        if any || self.ended.is_some() { Progress::Ran } else { progress }
+    /// Takes what came and computes what is queued, up to one launch; waits for nothing, and leaves it to another thread if one
+    /// waits. Ran: something came or was computed, the caller looks whether it is what it waits for.
+    pub(super) fn advance(&self) -> Progress {
+        self.takes().map_or(Progress::Idle, |mut it| it.advance())
     }
 
-    /// Computes what is queued, or waits for something to happen.
-    fn progress(&mut self) {
-        let progress = self.advance();
-        if progress == Progress::Ran {
-            return;
-        }
-        if progress == Progress::Flying {
-            if let Ok(notice) = self.notices.recv_timeout(FLYING) {
-                self.take(notice);
-            }
-            return;
-        }
-        let start = Instant::now();
-        let notice = self.notices.recv();
-        self.exposed += start.elapsed();
-        self.tracer.span("main", Activity::Wait, start, String::new);
+    fn take(&self, notice: Notice<M>, compute: &mut Compute<M>) {
         match notice {
-            Ok(notice) => self.take(notice),
-            Err(_) => {
-                self.ended = Some(lost(&format!("the io thread of rank {} ended", self.me.0)));
-            }
-        }
-    }
-
-    fn take(&mut self, notice: Notice<M>) {
-        match notice {
-            Notice::Trainers(addresses) => self.addresses = Some(addresses),
+            Notice::Trainers(addresses) => lock(&self.state).addresses = Some(addresses),
             Notice::Step(planned) => {
-                self.coming.insert(planned.header.step, planned);
+                lock(&self.state).coming.insert(planned.header.step, planned);
             }
             Notice::Part(part) => self.add(*part),
             Notice::Whole(whole) => {
-                self.whole.insert(whole.at, *whole);
+                lock(&self.state).whole.insert(whole.at, *whole);
             }
-            Notice::Work(work) => self.compute.push(*work),
-            Notice::Cancelled(at) => self.compute.cancel(at),
-            Notice::Lost(reason) => self.ended = Some(lost(&reason)),
-            Notice::End(ending) => self.ended = Some(ending),
+            Notice::Work(work) => compute.push(*work),
+            Notice::Cancelled(at) => compute.cancel(at),
+            Notice::Lost(reason) => lock(&self.state).ended = Some(lost(&reason)),
+            Notice::End(ending) => lock(&self.state).ended = Some(ending),
         }
     }
 
     /// Adds a part of dK and dV, or keeps it until those before it have come.
-    fn add(&mut self, part: Part<M>) {
+    fn add(&self, part: Part<M>) {
         let Part { planned, phase, bundle, values } = part;
         let at = At { step: planned.header.step, phase };
         let (nano, _) = planned.nano_of(phase);
+        let begun = lock(&self.state).begun;
+        let mut merging = lock(&self.merging);
+        let Merging { place, sums } = &mut *merging;
+        // Of phases that nobody waited for.
+        while sums.first_key_value().is_some_and(|it| Some(it.0.step) < begun) {
+            sums.pop_first();
+        }
         let new = || Ok(Sums::new(nano, RankId(self.me.0.into())));
-        let sums = self.sums.entry(at).or_insert_with(new);
+        let sums = sums.entry(at).or_insert_with(new);
         if let Ok(it) = sums
-            && let Err(why) = it.put((&self.place, nano), bundle, values)
+            && let Err(why) = it.put((&*place, nano), bundle, values)
         {
             *sums = Err(why);
         }
+    }
+}
+
+impl<M: Memory> State<M> {
+    /// The header of `step`, for which this rank has waited so long, or the end of the job.
+    fn next(&mut self, step: u64, waited: Duration) -> Option<Next> {
+        if let Some(ending) = &self.ended {
+            return Some(Next::End(ending.clone()));
+        }
+        let planned = self.coming.remove(&step)?;
+        self.header_wait = if self.begun.is_some() { waited } else { Duration::ZERO };
+        self.begun = Some(step);
+        self.polled = None;
+        self.exposed = Duration::ZERO;
+        // Of phases that nobody waited for.
+        self.whole = self.whole.split_off(&At::new(step, 0));
+        Some(Next::Step(planned))
+    }
+}
+
+impl<M: Memory> Takes<'_, M> {
+    /// As [`Waiting::advance`].
+    fn advance(&mut self) -> Progress {
+        let waiting = self.waiting.0;
+        let Taking { handle, notices, compute } = &mut *self.taking;
+        let mut any = false;
+        while let Ok(notice) = notices.try_recv() {
+            waiting.take(notice, compute);
+            any = true;
+        }
+        // Whoever waits for these works waits for this thread, wherever it stands.
+        let owed = compute.owed();
+        notices.owe(if owed == Owed::Works { Owed::Computing } else { owed });
+        let progress = compute.run();
+        notices.owe(compute.owed());
+        if let (Progress::Ran, Some(why)) = (progress, compute.lost()) {
+            handle.send(Request::Fail(why.to_owned()));
+        }
+        if any || progress == Progress::Ran {
+            waiting.wake();
+        }
+        if any || lock(&waiting.state).ended.is_some() { Progress::Ran } else { progress }
+    }
+
+    /// Computes what is queued, or waits for something to happen, at most for `longest`.
+    fn progress(&mut self, longest: Duration) {
+        let progress = self.advance();
+        if progress == Progress::Ran {
+            return;
+        }
+        let waiting = self.waiting.0;
+        let Taking { notices, compute, .. } = &mut *self.taking;
+        if progress == Progress::Flying {
+            if let Ok(notice) = notices.recv_timeout(FLYING) {
+                waiting.take(notice, compute);
+                waiting.wake();
+            }
+            return;
+        }
+        let start = Instant::now();
+        let notice = notices.recv_timeout(longest);
+        lock(&waiting.state).exposed += start.elapsed();
+        waiting.tracer.span("main", Activity::Wait, start, String::new);
+        match notice {
+            Ok(notice) => waiting.take(notice, compute),
+            Err(RecvTimeoutError::Timeout) => return,
+            Err(RecvTimeoutError::Disconnected) => {
+                let why = format!("the io thread of rank {} ended", waiting.me.0);
+                lock(&waiting.state).ended = Some(lost(&why));
+            }
+        }
+        waiting.wake();
     }
 }

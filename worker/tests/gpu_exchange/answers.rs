@@ -67,7 +67,7 @@ fn answers() {
     compute.push(works[1].clone());
     settle(&mut compute, Progress::Flying);
     let limit = Instant::now() + Duration::from_mins(1);
-    while compute.ran(at(&works[2])) < 1 {
+    while compute.account().ran(at(&works[2])) < 1 {
         compute.run();
         assert!(Instant::now() < limit, "the one without a promise never ran");
     }
@@ -75,7 +75,7 @@ fn answers() {
     assert!(promise.keep());
     settle(&mut compute, Progress::Idle);
     assert_eq!(answers_of(&requests), [(true, 2)]);
-    assert_eq!(compute.ran(at(&works[2])), 2);
+    assert_eq!(compute.account().ran(at(&works[2])), 2);
 
     // Broken before and after its launch: no answer, and its rows go.
     for early in [true, false] {

@@ -97,7 +97,7 @@ impl Model {
 struct Job {
     name: String,
     model: Model,
-    /// Its layers.
+    /// Layers of the model.
     stack: Stack,
     /// Whether the user named no layers, so that all are taken as full.
     layers_assumed: bool,

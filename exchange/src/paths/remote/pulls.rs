@@ -36,7 +36,7 @@ pub(super) struct Reading {
     pub(super) step: Step,
     /// Whether a read of its entry is in progress.
     pub(super) is_looking: bool,
-    /// Its position in the order of deadlines: it is not late before this time.
+    /// Position of the pull in the order of deadlines: it is not late before this time.
     pub(super) look_at: Instant,
 }
 

@@ -117,7 +117,7 @@ impl Way {
         }
     }
 
-    /// Its first read of the board succeeded.
+    /// The first read of the peer's board succeeded.
     pub(super) fn open(&mut self, peer: PeerId, over: &str) {
         let Stage::Looking { end, board, .. } = self.stage else { return };
         if self.said != Some(Path::Ucx) {

@@ -71,11 +71,11 @@ pub struct Observed {
     pub unreadable: Option<Refusal>,
     /// The Service of its servers, if there is one by that name.
     pub service: Option<Service>,
-    /// Its disruption budget, if there is one by that name.
+    /// The disruption budget of its servers, if there is one by that name.
     pub budget: Option<PodDisruptionBudget>,
     /// The revisions that its servers are made from, and former ones.
     pub revisions: Vec<Arc<ControllerRevision>>,
-    /// Its servers' pods.
+    /// Pods of its servers.
     pub pods: Vec<Arc<Pod>>,
     /// Pods of trainers, of any kind, that joined the pool by its label.
     pub trainers: Vec<Arc<Pod>>,
@@ -95,7 +95,7 @@ pub struct Observed {
 /// A node, as far as it matters here.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Node {
-    /// Its labels.
+    /// Labels of the node.
     pub labels: BTreeMap<String, String>,
     /// Nothing new may start there.
     pub cordoned: bool,

@@ -193,7 +193,7 @@ struct Former<'a> {
     current: Revision<'a>,
     /// Slots that the change may reach, beside those that it has reached already.
     room: usize,
-    /// Those of others that were asked for.
+    /// Revisions of other servers that were asked for.
     known: BTreeMap<String, Option<Revision<'a>>>,
 }
 

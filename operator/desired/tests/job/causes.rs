@@ -71,7 +71,7 @@ fn a_deleted_trainer_costs_no_restart_where_an_operator_watched() {
     rest(&mut world);
     world.delete_pod(0);
     world.reconcile(usize::MAX);
-    // Its peer gives up before it has ended itself.
+    // The other trainer gives up before this one has ended itself.
     world.end_trainer(1, 3);
     rest(&mut world);
     let status = world.job.status.clone().expect("it was reported");
@@ -119,7 +119,7 @@ fn a_pod_that_fails_before_its_trainer_has_begun_counts_though_its_peers_are_del
         for _ in 0..3 {
             rest(&mut world);
             assert!(world.spoil(0, code), "a trainer is to run");
-            // Its peer goes before the Job says that it fails.
+            // The other trainer goes before the Job says that it fails.
             world.job_controller();
             world.reconcile(usize::MAX);
         }
@@ -209,7 +209,7 @@ fn peers_are_asked_though_the_pod_that_the_job_names_is_gone() {
         let mut world = World::new(false);
         world.job.spec.failure_policy.max_restarts = Some(0);
         rest(&mut world);
-        // Both end before anybody looks; the Job controller names the one that gave up.
+        // Both trainers end before anybody looks; the Job controller names the one that gave up.
         world.end_trainer(0, 3);
         if let Some(code) = peer {
             world.end_trainer(1, code);

@@ -32,7 +32,7 @@ pub(crate) struct World {
     pub(crate) last_words: Option<LastWords>,
     /// Failures that may have counted: a disruption never does.
     pub(crate) may_count: u32,
-    /// Those of them since a newer checkpoint was told of while the job was not over.
+    /// Failures of these since a newer checkpoint was told of while the job was not over.
     pub(crate) since_saved: u32,
     pub(crate) gone: bool,
     /// What the API server refuses, of [`REFUSALS`].

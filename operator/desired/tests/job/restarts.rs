@@ -79,7 +79,7 @@ fn a_checkpoint_counts_though_nobody_watched_the_attempt_that_wrote_it() {
     world.end_trainer(0, 1);
     rest(&mut world);
     assert_eq!(counts(&world), (3, 2, 2));
-    // Its conductor says what it goes on from.
+    // The conductor says what the job goes on from.
     world.checkpoint = 40;
     world.end_trainer(0, 1);
     rest(&mut world);

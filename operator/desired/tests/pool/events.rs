@@ -129,7 +129,7 @@ pub(crate) enum Event {
         ran: i64,
     },
     Evict(usize),
-    /// It is gone before anybody has seen it go.
+    /// A server's pod is gone before anybody has seen it go.
     Vanish(usize),
     /// So many may be missing for a new template; none: whoever deletes them decides.
     Strategy(Option<u32>),

@@ -57,7 +57,7 @@ fn a_lost_server_of_a_job_has_a_successor_of_its_build_under_another_operator() 
     check(None, |_| {}, "cadre:9");
     // What the user names counts, whoever works.
     check(Some(0), |it| it.happen(&Event::Template(2)), "server:2");
-    // Those that work were made from a template that is no more.
+    // Servers that work were made from a template that is no more.
     let no_more = |it: &mut World| {
         it.happen(&Event::Template(2));
         rest(it);
@@ -247,7 +247,7 @@ fn servers_that_are_lost_together_show_one_of_another_build_what_it_is() {
         world.reconcile(usize::MAX);
         assert!(of(&world, 1) <= 1, "{:#?}", world.pods);
         world.happen(&Event::Vanish(lost));
-        // They become ready before they report.
+        // Servers become ready before they report.
         let (reports, doing) = (world.reports.clone(), world.doing.clone());
         world.calm();
         (world.reports, world.doing) = (reports, doing);

@@ -53,7 +53,7 @@ fn who_holds_which_server_is_told_with_the_time_since_when_whoever_leads() {
     let both = told(&world);
     let times: Vec<_> = both.iter().map(|it| (it.1 > *since, it.2.len())).collect();
     assert_eq!(times, [(false, 2), (true, 1)], "{both:?}");
-    // Its job is over.
+    // The pool's job is over.
     world.job = None;
     rest(&mut world);
     assert_eq!(told(&world), []);

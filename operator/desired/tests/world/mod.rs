@@ -66,7 +66,7 @@ pub(crate) fn on_node(pod: &mut Pod, node: &str) {
     pod.spec.get_or_insert_default().node_name = Some(node.to_owned());
 }
 
-/// Its container ended with this code after so many seconds.
+/// A pod's container ended with this code after so many seconds.
 pub(crate) fn end(pod: &mut Pod, container: &str, code: i32, ran: i64, clock: &Clock) {
     set_phase(pod, if code == 0 { "Succeeded" } else { "Failed" }, false);
     let time = |second| Some(Time(Timestamp::from_second(second).expect("a good second")));

@@ -10,6 +10,9 @@ use super::Conducting;
 use crate::io::exchange::Exchange;
 use crate::io::shared::Shared;
 
+/// What to do where trainers have left a step that others run.
+const TO_ITS_END: &str = "have every rank run each step that is out to its end, or none";
+
 /// What to do where trainers count otherwise.
 const SAME_STEPS: &str = "give all ranks the same data and number of steps";
 
@@ -72,13 +75,30 @@ impl Conducting {
         all && self.steps.values().all(|it| *it <= self.next)
     }
 
-    /// Ends the job because of trainers that stand still, unless they move again, or all wait for the pool.
+    /// A trainer has left, and a step is out that is not over there. If all do so, nobody waits for anybody.
+    pub(super) fn left(&mut self, shared: &Shared<impl Exchange>, from: u16, what: String) {
+        self.left.insert(from);
+        self.standing.insert(from, what);
+        if self.left.len() == usize::from(self.draft.trainers) {
+            self.standing_until = None;
+        } else {
+            self.standing_until.get_or_insert(shared.now().after(STANDING_TOGETHER));
+        }
+    }
+
+    /// Whether the job is about to end by the names of those who left it.
+    pub fn names_leavers(&self) -> bool {
+        !self.left.is_empty() && self.standing_until.is_some()
+    }
+
+    /// Ends the job because of trainers that stand still, unless they move again, or all wait for the pool; or because of those who
+    /// left a step that others run.
     pub(super) fn stalled(&mut self, shared: &mut Shared<impl Exchange>) {
         self.standing_until = None;
         if self.standing.is_empty() {
             return;
         }
-        if self.waits_for_the_pool() {
+        if self.left.is_empty() && self.waits_for_the_pool() {
             self.standing_until = Some(shared.now().after(STANDING_TOGETHER));
             return;
         }
@@ -86,10 +106,12 @@ impl Conducting {
         if self.standing.len() > NAMED {
             named.push(format!("{} others stand still, too", self.standing.len() - NAMED));
         }
-        let reason = format!(
-            "{}; look where the main thread of its process is, or raise spec.failurePolicy.stalledAfterSeconds",
-            named.join("; ")
-        );
+        let remedy = if self.left.is_empty() {
+            "look where the main thread of its process is, or raise spec.failurePolicy.stalledAfterSeconds"
+        } else {
+            TO_ITS_END
+        };
+        let reason = format!("{}; {remedy}", named.join("; "));
         self.close(shared, Ending::Failed { reason, bad_input: false });
     }
 }

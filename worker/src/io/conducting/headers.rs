@@ -29,8 +29,10 @@ impl Conducting {
         }
         let all = self.is_last_step_out();
         if self.stop.is_some() || all {
-            // Only when every trainer has told the end of its last step.
-            if self.published.is_empty() && !self.runs_on() {
+            // Only when every trainer has told the end of its last step. Who all are may come behind a stop: whoever is not
+            // known yet could not be told.
+            let knows_all = self.roster.is_complete();
+            if self.published.is_empty() && !self.runs_on() && knows_all {
                 // A stop that comes when all steps are done stops nothing.
                 let stopped = self.stop.clone().filter(|_| !all);
                 self.close(shared, stopped.unwrap_or(Ending::Completed));

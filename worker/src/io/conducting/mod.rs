@@ -19,7 +19,7 @@ use cadre_control::proto::{self, notice};
 use cadre_control::{Moment, Settings};
 use cadre_exchange::PeerId;
 use cadre_protocol::conductor::{Command, Conductor, Event};
-use cadre_protocol::{Fillers, Nanos, Peer};
+use cadre_protocol::{End, Fillers, Nanos, Peer};
 use cadre_step::conduct::{Draft, Roster, View};
 use cadre_step::envelope::{Ending, Lengths, Said, Stands, StepDone};
 use cadre_step::planned::PlannedStep;
@@ -69,6 +69,8 @@ pub struct Conducting {
     /// Trainers whose main threads stand still, and what they have not done; the job ends then.
     standing: BTreeMap<u16, String>,
     standing_until: Option<Nanos>,
+    /// Trainers that have left while a step was out that was not over there.
+    left: BTreeSet<u16>,
     /// Step whose header comes next.
     next: u64,
     /// Steps before this one are whole: every trainer has every result of them.
@@ -126,6 +128,7 @@ impl Conducting {
             steps: BTreeMap::new(),
             standing: BTreeMap::new(),
             standing_until: None,
+            left: BTreeSet::new(),
             next: first,
             whole: first,
             making: false,
@@ -315,6 +318,9 @@ impl Conducting {
                 self.standing.insert(from.0, what);
                 self.standing_until.get_or_insert(shared.now().after(STANDING_TOGETHER));
             }
+            (Said::Standing(Stands::Left(what)), Peer::Trainer(from)) => {
+                self.left(shared, from.0, what);
+            }
             (Said::Standing(Stands::No), Peer::Trainer(from)) => {
                 self.standing.remove(&from.0);
             }
@@ -386,6 +392,12 @@ impl Conducting {
                 self.stop_lost(shared);
                 self.forget_servers(shared);
                 self.proceed(shared);
+            }
+            // Silent since they left.
+            Command::End(End::TrainersDead(dead))
+                if dead.iter().any(|it| self.left.contains(&it.0)) =>
+            {
+                self.stalled(shared);
             }
             Command::End(end) => shared.outputs.put(Output::JobEnd(end)),
         }

@@ -13,26 +13,48 @@ use cadre_step::envelope::{ServerStep, StepDone};
 use cadre_step::header::{Header, Member, ViewNumber};
 use cadre_step::planned::{PlannedStep, filler};
 
+/// A view of the controller's that says too little or too much: it has no silent default.
+#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
+#[error("the controller's view says {what}; run workers and controller of the same release")]
+pub(crate) struct Unreadable {
+    what: String,
+}
+
 /// Reads the controller's view.
-pub(crate) fn offered(view: &proto::View) -> View {
-    let number = view.number.unwrap_or_default();
-    let slots = view.slots.iter().map(|slot| {
-        let index = slot.server.as_ref().map(|it| it.index as u16);
-        let home = (slot.kind() == proto::Kind::InPlace).then_some(index).flatten();
-        let member = slot.server.as_ref().map(|it| match home {
-            Some(rank) => Member::InPlace(rank),
-            None => Member::Server {
-                index: it.index as u16,
-                incarnation: it.incarnation,
-                address: it.exchange_address.clone(),
-            },
-        });
-        let memory = slot.server.as_ref().map(|it| it.memory_bytes);
-        let numerics = slot.server.as_ref().map(|it| it.numerics_id.clone());
-        Offer { weight: slot.weight, home, memory, member, numerics }
-    });
-    let number = ViewNumber { term: number.term, counter: number.counter };
-    View { number, slots: slots.collect() }
+pub(crate) fn offered(view: &proto::View) -> Result<View, Unreadable> {
+    let unreadable = |what| Unreadable { what };
+    let number = view.number.ok_or_else(|| unreadable("no number".to_owned()))?;
+    let offer = |(at, slot): (usize, &proto::Slot)| {
+        let is_in_place = match slot.kind() {
+            proto::Kind::InPlace => true,
+            proto::Kind::Dedicated => false,
+            proto::Kind::Unspecified => {
+                return Err(unreadable(format!("no kind of slot {at}")));
+            }
+        };
+        let Some(it) = &slot.server else {
+            let (home, member, memory, numerics) = (None, None, None, None);
+            return Ok(Offer { weight: slot.weight, home, memory, member, numerics });
+        };
+        let index = u16::try_from(it.index).map_err(|_| {
+            unreadable(format!("server {} in slot {at}, above {}", it.index, u16::MAX))
+        })?;
+        let member = if is_in_place {
+            Member::InPlace(index)
+        } else {
+            let (incarnation, address) = (it.incarnation, it.exchange_address.clone());
+            Member::Server { index, incarnation, address }
+        };
+        Ok(Offer {
+            weight: slot.weight,
+            home: is_in_place.then_some(index),
+            memory: Some(it.memory_bytes),
+            member: Some(member),
+            numerics: Some(it.numerics_id.clone()),
+        })
+    };
+    let slots = view.slots.iter().enumerate().map(offer).collect::<Result<_, _>>()?;
+    Ok(View { number: ViewNumber { term: number.term, counter: number.counter }, slots })
 }
 
 /// What a server did, as the controller is told.
@@ -150,6 +172,26 @@ mod tests {
     use cadre_step::turns::{Turn, Turns, Which};
 
     use super::*;
+
+    #[test]
+    fn a_view_that_says_too_little_or_too_much_is_refused_by_what_it_says() {
+        let number = Some(proto::ViewNumber { term: 1, counter: 2 });
+        let refuse = |number, kind: proto::Kind, index, expected: &str| {
+            let server = Some(proto::Server { index, ..proto::Server::default() });
+            let slot =
+                proto::Slot { weight: 100, kind: kind.into(), server, ..proto::Slot::default() };
+            let vacant =
+                proto::Slot { server: None, kind: proto::Kind::Dedicated.into(), ..slot.clone() };
+            let refusal = offered(&proto::View { number, slots: vec![vacant, slot] }).unwrap_err();
+            let end = "; run workers and controller of the same release";
+            assert_eq!(refusal.to_string(), format!("the controller's view says {expected}{end}"));
+        };
+        let above = "server 65536 in slot 1, above 65535";
+        refuse(number, proto::Kind::Dedicated, 65_536, above);
+        refuse(number, proto::Kind::InPlace, 65_536, above);
+        refuse(number, proto::Kind::Unspecified, 0, "no kind of slot 1");
+        refuse(None, proto::Kind::Dedicated, 0, "no number");
+    }
 
     #[test]
     fn imbalance_without_a_pool_is_of_all_phases_by_their_own_kinds() {

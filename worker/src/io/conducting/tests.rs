@@ -240,6 +240,47 @@ fn trainers_that_stand_still_end_the_job_and_all_of_them_are_named() {
     assert!(reason.starts_with(named), "{reason}");
 }
 
+#[test]
+fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_if_all_leave() {
+    let left = |rank: u16| Said::Standing(Stands::Left(format!("rank {rank} has left")));
+    let after = |job: &mut Job, milliseconds| {
+        job.nanos.fetch_add(Nanos::from_millis(milliseconds).0, Ordering::Relaxed);
+        job.conducting.handle(&mut job.shared, Event::Tick);
+    };
+    let mut job = Job::assembled();
+    assert!(!job.conducting.names_leavers());
+    // Whether they wait for the pool does not matter: who has left does not come back.
+    job.conducting.pool_lost.insert(0);
+    job.tell(1, left(1));
+    assert!(job.conducting.names_leavers(), "a conductor that leaves now stays until it is said");
+    after(&mut job, 4_999);
+    assert_eq!(job.conducting.ending, None, "the other one may leave as well");
+    after(&mut job, 1);
+    let Some(Ending::Failed { reason, bad_input: false }) = &job.conducting.ending else {
+        panic!("rank 0 waits for ever")
+    };
+    assert_eq!(
+        reason,
+        "rank 1 has left; have every rank run each step that is out to its end, or none"
+    );
+
+    // Silence is noticed before that, and is no other reason.
+    let mut job = Job::assembled();
+    job.tell(1, left(1));
+    let silent = Command::End(End::TrainersDead(vec![TrainerId(1)]));
+    job.conducting.obey(&mut job.shared, silent, &mut Vec::new());
+    assert!(
+        matches!(&job.conducting.ending, Some(Ending::Failed { reason, .. }) if reason.starts_with("rank 1 has left"))
+    );
+
+    let mut job = Job::assembled();
+    job.tell(0, left(0));
+    job.tell(1, left(1));
+    assert!(!job.conducting.names_leavers());
+    after(&mut job, 60_000);
+    assert_eq!(job.conducting.ending, None);
+}
+
 fn done(step: u64) -> Said {
     Said::StepDone(StepDone {
         step,
