@@ -252,10 +252,10 @@ impl<P: Exchange> Io<P> {
             }
             Wire::Closed { peer, error } => {
                 let known = self.down.insert((peer.role, peer.index), peer.incarnation);
-                if known != Some(peer.incarnation) {
-                    tracing::info!("the link with {peer} broke: {error}");
-                } else {
+                if known == Some(peer.incarnation) {
                     tracing::debug!("the link with {peer} is still broken: {error}");
+                } else {
+                    tracing::info!("the link with {peer} broke: {error}");
                 }
                 let (shared, peer) = (&mut self.shared, peer_of(peer));
                 let breaks = shared.cut(peer);

@@ -25,6 +25,7 @@ mod early;
 pub mod exchange;
 mod gather;
 mod inbox;
+mod lines;
 mod load;
 mod outbox;
 pub mod output;
@@ -39,33 +40,26 @@ pub mod telling;
 mod unnamed;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::Arc;
 use std::sync::mpsc::Receiver;
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use cadre_control::proto;
-use cadre_exchange::{PeerId, Role, Waker};
-use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
+use cadre_exchange::Role;
+use cadre_protocol::{Nanos, Peer, conductor, server, trainer};
+use cadre_step::envelope::{Ending, Said};
 
 use self::conducting::Conducting;
 use self::exchange::Exchange;
+pub use self::lines::{Asked, Control, Lines, Notice, Outlets, Request};
 use self::load::Load;
-use self::planning::{Backlog, Plans, Ready, Reassigned};
+use self::planning::{Backlog, Plans};
 use self::probe::Probing;
 pub use self::queues::{Handle, Line};
-use cadre_step::conduct::{self, Made};
-use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
-use cadre_step::planned::PlannedStep;
-
-use self::queues::Outlet;
-use self::rows::{Part, Rows, Whole};
+use self::rows::Rows;
 use self::shared::Shared;
 use self::tasks::Tasks;
-use self::telling::{Encoded, Read};
 use self::unnamed::Unnamed;
-use crate::launch::{Done, PhaseRows, Work};
-use crate::memory::Memory;
 
 /// Longest sleep of the thread; everything has a deadline anyhow.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
@@ -76,124 +70,6 @@ const TURN: usize = 512;
 
 /// Longest that a process which leaves waits until its last words were heard.
 const FAREWELL: Nanos = Nanos::from_millis(2_000);
-
-/// What other threads ask for, with rows of the process or without.
-#[derive(Debug)]
-pub enum Asked<M> {
-    /// Something without rows.
-    For(Request),
-    /// The trainer's rows of a phase.
-    Submit(At, PhaseRows<M>),
-    /// A work ran.
-    Ran(Done<M>),
-    /// A work was dropped, because nobody wants it any more.
-    Dropped(Work<M>),
-}
-
-impl<M> From<Request> for Asked<M> {
-    fn from(request: Request) -> Self {
-        Self::For(request)
-    }
-}
-
-/// What other threads want, wherever rows live.
-#[derive(Debug)]
-pub enum Request {
-    /// The trainer has no rows of a phase.
-    Skip(At),
-    /// What the trainer's stream of a step holds; and as the conductor is told, if that is in another process.
-    Lengths(Lengths, Option<Encoded>),
-    /// The trainer has so many steps.
-    Steps(u64),
-    /// The trainer's main thread is at work elsewhere, for so long at most.
-    Busy(Nanos),
-    /// The trainer's step is over.
-    StepDone(StepDone),
-    /// A kernel refused, or something else that cannot go on.
-    Fail(String),
-    /// The caller of the session made a mistake: the job ends as one whose input is bad.
-    Refuse(String),
-    /// The process ends.
-    Leave,
-    /// The process was asked to end.
-    Terminate,
-    /// The conductor's next header was made, but for its fillers.
-    Made(Box<Result<Made, conduct::Error>>),
-    /// A header was planned.
-    Planned(Box<Result<Ready, planning::Error>>),
-    /// A long word was read.
-    Read(Box<Read>),
-    /// The bundles of a step were dealt out for a round.
-    Reassigned(Box<Reassigned>),
-    /// What was finished is dropped.
-    Freed,
-}
-
-/// What the threads that compute are told.
-#[derive(Debug)]
-pub enum Notice<M: Memory> {
-    /// Who the trainers are and where they listen for the all-reduce, by rank.
-    Trainers(Vec<(PeerId, String)>),
-    /// A step can be submitted to.
-    Step(Arc<PlannedStep>),
-    /// A part of a phase's dK and dV.
-    Part(Box<Part<M>>),
-    /// A phase is whole; its parts came before.
-    Whole(Box<Whole<M>>),
-    /// A work can run.
-    Work(Box<Work<M>>),
-    /// Nothing up to here is wanted any more.
-    Cancelled(At),
-    /// This server can do nothing more, and why.
-    Lost(String),
-    /// No step follows.
-    End(Ending),
-}
-
-/// How the IO thread and the others of its process speak to each other.
-pub struct Lines<M: Memory> {
-    /// What others ask for, through handles.
-    pub requests: Receiver<Asked<M>>,
-    /// Where headers go to be made and planned.
-    pub plans: Plans,
-    /// Both ends of the controller's stream.
-    pub control: Control,
-    /// Where steps, phases and works go.
-    pub outlets: Outlets<M>,
-}
-
-/// Where works go.
-#[derive(Debug)]
-pub struct Outlets<M: Memory> {
-    /// The trainer's main thread, or the server's compute thread.
-    pub main: Outlet<M>,
-    /// Works whose own server was lost; in place only.
-    pub rescue: Option<Outlet<M>>,
-    /// Ends waits of the main thread that are not for notices, once the end was told.
-    pub interrupt: Option<Waker>,
-}
-
-impl<M: Memory> Outlets<M> {
-    /// Hands on what waited for room.
-    fn flush(&mut self) {
-        self.main.flush();
-        if let Some(rescue) = &mut self.rescue {
-            rescue.flush();
-        }
-    }
-}
-
-impl<M: Memory> Drop for Outlets<M> {
-    /// An IO thread that panics has ended the job for the threads of its process: whatever they wait for ends.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let lost = || Notice::Lost("the io thread panicked; its log says where".into());
-            self.main.tell(lost());
-            self.rescue.iter_mut().for_each(|it| it.tell(lost()));
-            self.interrupt.iter().for_each(Waker::wake);
-        }
-    }
-}
 
 /// The thread's state.
 pub struct Io<P: Exchange> {
@@ -246,21 +122,12 @@ pub enum Turn {
 /// What a server's process does when its IO thread has ended.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub enum After {
-    /// It ends.
+    /// The process ends.
     Leave,
-    /// It joins the next job.
+    /// The process joins the next job.
     Again,
-    /// It ends, and says why.
+    /// The process ends, and says why.
     Failed(String),
-}
-
-/// Both ends of the controller's stream.
-pub struct Control {
-    /// To it; says whether it was queued. Never waits.
-    pub sender:
-        Box<dyn Fn(proto::WorkerMessage) -> Result<(), cadre_control::client::Error> + Send>,
-    /// From it.
-    pub receiver: Receiver<proto::ControllerMessage>,
 }
 
 /// The machines of a process: of its trainer, its server, its conductor.

@@ -72,7 +72,7 @@ pub enum Output<M: Memory> {
     Broken(String),
 }
 
-/// Those that nobody has taken yet.
+/// Outputs that nobody has taken yet.
 #[derive(Debug)]
 pub struct Outputs<M: Memory>(VecDeque<Output<M>>);
 

@@ -8,9 +8,9 @@
 //! no pull can write to it any more. Where a device copies on for a pull that was given up, since another process has made the
 //! result, the phase waits for that copy.
 
+mod queued;
 mod whole;
 
-use std::collections::VecDeque;
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
 
@@ -23,6 +23,8 @@ use cadre_step::lowering::{BackwardResult, Tensor};
 use cadre_step::phases::Direction;
 use cadre_step::planned::wire_bytes;
 
+use self::queued::Queued;
+pub use self::queued::TooMany;
 pub use self::whole::{Landed, Part, Values, Whole};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
@@ -31,20 +33,6 @@ use super::shared::{Shared, result_key, rows_key};
 use super::standing::Standing;
 use crate::launch::{PhaseRows, Results};
 use crate::memory::Memory;
-
-/// Maximum phases with rows that wait for the window. A caller that submits phases before it waits for others has no more than a
-/// layer has nano-batches.
-const MAX_QUEUED: usize = 1024;
-
-/// The main thread has submitted more than is kept.
-#[derive(Debug, thiserror::Error)]
-#[error(
-    "rank {rank} has submitted a phase more ({phase}) while {MAX_QUEUED} before it wait until others are over; wait for the ticket of a phase before the next one is submitted"
-)]
-pub struct TooMany {
-    rank: u16,
-    phase: String,
-}
 
 /// Between two looks at landings that are still copied to.
 const LOOK_EVERY: Nanos = Nanos::from_millis(2);
@@ -86,9 +74,7 @@ pub struct Rows<M> {
     me: TrainerId,
     machine: Trainer,
     /// Submitted by the main thread, waiting for the window.
-    queued: VecDeque<(At, Option<Box<PhaseRows<M>>>)>,
-    /// Of them, those with rows.
-    with_rows: usize,
+    queued: Queued<M>,
     open: BTreeMap<At, Open<M>>,
     /// Phases that have all results, and landings that are still copied to; looked at then.
     late: Vec<At>,
@@ -106,8 +92,7 @@ impl<M: Memory> Rows<M> {
             me,
             standing,
             machine: Trainer::new(me, settings, now),
-            queued: VecDeque::new(),
-            with_rows: 0,
+            queued: Queued::new(),
             open: BTreeMap::new(),
             late: Vec::new(),
             look_at: now,
@@ -139,24 +124,22 @@ impl<M: Memory> Rows<M> {
     ) -> Result<(), TooMany> {
         if rows.is_none() {
             self.standing.skipped();
-        } else if self.with_rows < MAX_QUEUED {
-            self.with_rows += 1;
-            self.standing.submitted();
-        } else {
+        } else if self.queued.is_full() {
             let phase = shared.steps[&at.step].planned.order.at(at.phase);
             let phase = crate::session::phase_name(at.step, phase);
             return Err(TooMany { rank: self.me.0, phase });
+        } else {
+            self.standing.submitted();
         }
-        self.queued.push_back((at, rows.map(Box::new)));
+        self.queued.push(at, rows);
         self.announce(shared);
         Ok(())
     }
 
     fn announce(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>) {
         while self.machine.may_submit() {
-            let Some((at, rows)) = self.queued.pop_front() else { return };
+            let Some((at, rows)) = self.queued.pop() else { return };
             if let Some(rows) = rows {
-                self.with_rows -= 1;
                 if let Err(why) = self.reserve(shared, at) {
                     return shared.broke(&why);
                 }

@@ -92,25 +92,25 @@ impl Standing {
         }
     }
 
-    /// It has announced a step.
+    /// The main thread has announced a step.
     pub fn announced(&mut self, step: u64) {
         self.announce = step + 1;
         self.has_called = true;
         self.called();
     }
 
-    /// It has said how many steps there are.
+    /// The main thread has said how many steps there are.
     pub fn ends(&mut self, steps: u64) {
         self.steps = Some(steps);
         self.called();
     }
 
-    /// It is told a step.
+    /// The main thread is told a step.
     pub fn begins(&mut self, planned: &Arc<PlannedStep>) {
         self.told.push_back(Arc::clone(planned));
     }
 
-    /// It has submitted the next phase.
+    /// The main thread has submitted the next phase.
     pub fn submitted(&mut self) {
         if let Some(it) = self.told.front() {
             let phase = Phase(self.submitted);
@@ -121,7 +121,7 @@ impl Standing {
         self.called();
     }
 
-    /// It has no rows of the next phase: nobody calls for it, and nobody waits for it.
+    /// The rank has no rows of the next phase: nobody calls for it, and nobody waits for it.
     pub fn skipped(&mut self) {
         self.submitted += 1;
     }
@@ -164,7 +164,7 @@ impl Standing {
         self.passed = self.passed.max(Some(step));
     }
 
-    /// It has said that its step is done. Out: that step, which is not looked at any more.
+    /// The main thread has said that its step is done. Out: that step, which is not looked at any more.
     pub fn done(&mut self) -> Option<Arc<PlannedStep>> {
         let over = self.told.pop_front();
         self.next += 1;
@@ -175,13 +175,14 @@ impl Standing {
         over
     }
 
-    /// It is at work elsewhere, and may be for so long from now on until its next call; for no less than without these words.
+    /// The main thread is at work elsewhere, and may be for so long from now on until its next call; for no less than without these
+    /// words.
     pub fn busy(&mut self, lease: Nanos) {
         self.lease = lease;
         self.moved();
     }
 
-    /// It did something.
+    /// The main thread did something.
     pub fn moved(&mut self) {
         self.idle = Nanos(0);
     }
@@ -225,7 +226,7 @@ impl Standing {
         let untaken = owed > Owed::Nothing;
         match self.told.front() {
             Some(_) if self.open.values().any(|it| !it.is_whole) => untaken,
-            // It waits for rows of others, to compute what was planned for it; what it has not taken is its own.
+            // The main thread waits for rows of others, to compute what was planned for it; what it has not taken is its own.
             Some(_) if !self.open.is_empty() => owed == Owed::Works,
             Some(it) if (self.submitted as usize) < it.order.count() => true,
             // Its own results are all here, but others may wait for what it computes for them. In an all-reduce it takes no notice.

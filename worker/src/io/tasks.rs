@@ -16,6 +16,7 @@
 //! was computed on rows that may not count reaches nobody before the machine has said that they do.
 
 mod handing;
+mod pulling;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
@@ -23,19 +24,16 @@ use std::sync::Arc;
 use cadre_exchange::LandingId;
 use cadre_planner::BundleId;
 use cadre_protocol::server::{Command, Event, Host, Server};
-use cadre_protocol::{
-    At, Nanos, Parcel, Peer, PullFailure, PullId, PullResult, Settings, TrainerId, Work as WorkId,
-};
+use cadre_protocol::{At, Nanos, PullId, PullResult, Settings, Work as WorkId};
 use cadre_step::envelope::{Said, ServerStep};
 use cadre_step::lowering::Tensor;
-use cadre_step::phases::Direction;
 
 use super::early::Early;
 use super::exchange::Exchange;
 use super::gather;
 use super::output::{Output, Side};
 use super::planning::Asker;
-use super::shared::{Shared, result_key, rows_key};
+use super::shared::{Shared, result_key};
 use crate::launch::{BundleRows, Done, Results, Work};
 use crate::memory::Memory;
 
@@ -89,7 +87,7 @@ pub struct Tasks<M> {
 /// Whether a work was planned for the server that runs it.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Planned {
-    /// It was.
+    /// The work was.
     Here,
     /// Its own server was lost.
     Elsewhere,
@@ -249,110 +247,6 @@ impl<M: Memory> Tasks<M> {
             }
             Command::Close(peer) => shared.close(peer),
             Command::End(end) => shared.outputs.put(Output::End(Side::Server, end)),
-        }
-    }
-
-    fn pull(
-        &mut self,
-        shared: &mut Shared<impl Exchange<Memory = M>>,
-        pull: PullId,
-        (from, deadline): (TrainerId, Nanos),
-        at: At,
-        parcel: Parcel,
-    ) {
-        let planned = Arc::clone(&shared.steps[&at.step].planned);
-        let (nano, direction) = planned.nano_of(at.phase);
-        let (bundle, source) = nano.lists.parcel(parcel, direction);
-        let held = self.held.entry((at, bundle)).or_default();
-        held.parcels += 1;
-        let mine = Peer::Trainer(from) == shared.me;
-        let all = source.bytes;
-        self.pulls.insert(pull, Brings { at, bundle, bytes: if mine { 0 } else { all } });
-        if mine {
-            let here = shared.rows.contains_key(&at);
-            if here {
-                held.early.begin(pull);
-            }
-            let result = if here { Ok(shared.me.incarnation()) } else { Err(PullFailure::Gone) };
-            return shared.ended(Side::Server, pull, result);
-        }
-        let landed = held
-            .landing
-            .map_or_else(|| shared.provider.land(nano.lists.inputs(bundle, direction).bytes), Ok);
-        let landing = match landed {
-            Ok(landing) => landing,
-            Err(why) => {
-                shared.broke(&why);
-                return shared.ended(Side::Server, pull, Err(PullFailure::Gone));
-            }
-        };
-        held.landing = Some(landing);
-        let parts = source
-            .tensors()
-            .map(|(tensor, pieces)| (rows_key(at, tensor), pieces.to_vec(), landing));
-        shared.pull((Side::Server, pull), Peer::Trainer(from), parts.collect(), deadline);
-    }
-
-    /// A pull of a bundle failed. The machine tries it again unless the phase is passed: until then what has landed stays.
-    fn brought_nothing(
-        &mut self,
-        shared: &mut Shared<impl Exchange<Memory = M>>,
-        at: At,
-        bundle: BundleId,
-    ) {
-        let again = self.machine.watermark() < Some(at) && shared.provider.resumes();
-        match self.held.get_mut(&(at, bundle)) {
-            Some(held) if again => held.parcels -= 1,
-            Some(_) | None => self.let_go(shared, at, bundle),
-        }
-    }
-
-    /// One parcel of a bundle is needed no more.
-    fn let_go(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, at: At, bundle: BundleId) {
-        let Some(held) = self.held.get_mut(&(at, bundle)) else { return };
-        held.parcels -= 1;
-        if held.parcels == 0 {
-            let held = self.held.remove(&(at, bundle)).expect("it was there a moment ago");
-            if let Some(landing) = held.landing {
-                shared.provider.discard(landing);
-            }
-        }
-    }
-
-    /// All copies of a pull are under way: if it was the last of its bundle's, works can be put behind them.
-    pub fn begun(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>, pull: PullId) {
-        let Some(&Brings { at, bundle, .. }) = self.pulls.get(&pull) else { return };
-        let planned = Arc::clone(&shared.steps[&at.step].planned);
-        let (nano, direction) = planned.nano_of(at.phase);
-        let held = self.held.get_mut(&(at, bundle)).expect("a pull has a bundle that is held");
-        held.early.begin(pull);
-        let Some(landing) = held.landing else { return };
-        if !held.early.is_due(nano.lists.inputs(bundle, direction).sources.len()) {
-            return;
-        }
-        let rows = match gather::early(shared, &planned, at, bundle, landing) {
-            Ok(Some(rows)) => rows,
-            Ok(None) => return,
-            Err(why) => return shared.broke(&why),
-        };
-        held.rows = Some(rows.clone());
-        let works: Vec<_> = match direction {
-            Direction::Forward => nano.plan.bundles()[bundle.0 as usize].tasks.clone().collect(),
-            Direction::Backward => vec![bundle.0],
-        };
-        for (work, promise) in held.early.go(works.into_iter().map(WorkId)) {
-            self.hand_out(shared, (&planned, at), (work, rows.clone()), Some(promise));
-        }
-    }
-
-    /// A pull brought nothing: what was put behind its copies counts no more.
-    fn spoil(&mut self, of: (At, BundleId), pull: PullId) {
-        let Some(held) = self.held.get_mut(&of) else { return };
-        if held.early.spoil(pull) {
-            held.rows = None;
-            tracing::debug!(
-                "works on rows of {of:?} went out early for nothing: rows are pulled anew"
-            );
         }
     }
 

@@ -2,20 +2,23 @@
 
 use std::io::Read as _;
 use std::os::fd::AsFd as _;
-use std::sync::Weak;
 use std::sync::mpsc::sync_channel;
+use std::sync::{Arc, Weak};
 
 use cadre_control::proto::{ControllerMessage, controller_message};
-use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
+use cadre_exchange::{Encryption, Limits, PeerId, Tcp, TcpConfig, Waker};
 use cadre_protocol::{At, Filler, Fillers, Message, Round, Settings, TrainerId};
+use cadre_step::envelope::StepDone;
 use cadre_step::header::Header;
 use cadre_step::layers::Layers;
+use cadre_step::planned::PlannedStep;
 
 use super::clock::Clock;
 use super::queues::{Notices, notices};
 use super::shared::peer_of;
 use super::standing::Standing;
 use super::*;
+use crate::launch::PhaseRows;
 use crate::memory::HostRows;
 use crate::trace::Tracer;
 
@@ -104,10 +107,9 @@ fn in_a_step() -> (Io<Tcp>, Notices<HostRows>, Receiver<planning::Wanted>, Weak<
         serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
     let layers = Layers::alike(header.layers.kind_of(0), 600).unwrap();
     let header = Header { layers, ..header };
-    let ready = match planning::done(planning::Wanted::Plan(Box::new(header))) {
-        Request::Planned(ready) => ready.unwrap(),
-        other => panic!("{other:?}"),
-    };
+    let done = planning::done(planning::Wanted::Plan(Box::new(header)));
+    let Request::Planned(ready) = done else { panic!("{done:?}") };
+    let ready = ready.unwrap();
     let plan = Arc::downgrade(&ready.planned);
     io.begin(ready);
     (io, told, planned, plan)
@@ -123,8 +125,11 @@ fn the_plan_of_a_step_that_is_over_is_not_freed_by_the_io_thread() {
     let given = given(&mut io, &planned);
     assert!(io.shared.steps.is_empty());
     assert!(given.iter().all(|it| matches!(it, planning::Wanted::Finished(_))));
-    assert!(plan.strong_count() > 0, "its last owner is the planning thread");
-    given.into_iter().for_each(|it| drop(planning::done(it)));
+    // That of the step, and of who watches whether the main thread stands still.
+    assert_eq!(plan.strong_count(), 2, "the planning thread has to drop it");
+    for it in given {
+        planning::done(it);
+    }
     assert_eq!(plan.strong_count(), 0);
 }
 

@@ -23,7 +23,7 @@ const MAX_DOORBELLS: usize = 16;
 pub(super) enum Unnamed {
     /// The trainers are not named yet: doorbells so far, by rank.
     Kept(BTreeMap<u16, Rung>),
-    /// They are: who is unnamed is no member.
+    /// The trainers are named: who is unnamed is no member.
     Refused,
 }
 

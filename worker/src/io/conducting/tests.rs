@@ -268,7 +268,7 @@ fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_i
     let mut job = Job::assembled();
     job.tell(1, left(1));
     let silent = Command::End(End::TrainersDead(vec![TrainerId(1)]));
-    job.conducting.obey(&mut job.shared, silent, &mut Vec::new());
+    job.conducting.obey(&mut job.shared, silent);
     assert!(
         matches!(&job.conducting.ending, Some(Ending::Failed { reason, .. }) if reason.starts_with("rank 1 has left"))
     );

@@ -35,7 +35,7 @@ const MAX_FINISHED: usize = 8;
 pub struct Backlog {
     /// Of the steps that may be live, those whose headers came.
     known: BTreeSet<u64>,
-    /// Those of them that are not planned yet.
+    /// Headers of these steps that are not planned yet.
     waiting: BTreeMap<u64, Wanted>,
     /// The conductor's next one, which is to be made.
     making: Option<Box<Making>>,
@@ -51,11 +51,11 @@ pub struct Backlog {
 enum Doing {
     #[default]
     Nothing,
-    /// It deals out a round.
+    /// The thread deals out a round.
     Round(Reassign),
-    /// It reads a word, or drops what is finished.
+    /// The thread reads a word, or drops what is finished.
     Other,
-    /// It makes or plans the header of a step.
+    /// The thread makes or plans the header of a step.
     Header(u64),
 }
 
@@ -241,13 +241,9 @@ mod tests {
             (0..count).for_each(|_| backlog.finish(Finished::new(())));
         };
         let taken = |backlog: &mut Backlog| {
-            let taken = match backlog.take(|_| None) {
-                Some(Wanted::Finished(all)) => all.len(),
-                Some(_) => 0,
-                None => panic!("something is to be done"),
-            };
+            let wanted = backlog.take(|_| None).expect("something is to be done");
             backlog.done();
-            taken
+            if let Wanted::Finished(all) = wanted { all.len() } else { 0 }
         };
         finish(&mut backlog, MAX_FINISHED);
         (1..3).for_each(|it| come(&mut backlog, it));
@@ -268,11 +264,9 @@ mod tests {
                 let rounds = AssignedRounds::new(ready.first.clone());
                 Some(Reassigning { asked, planned: Arc::clone(&ready.planned), rounds })
             };
-            match backlog.take(lend) {
-                Some(Wanted::Reassign(it)) => Some(it.asked),
-                Some(other) => panic!("{other:?}"),
-                None => None,
-            }
+            let wanted = backlog.take(lend)?;
+            let Wanted::Reassign(it) = wanted else { panic!("{wanted:?}") };
+            Some(it.asked)
         };
         let mut backlog = Backlog::default();
         come(&mut backlog, 5);
@@ -287,10 +281,12 @@ mod tests {
         }
         assert_eq!(taken(&mut backlog), None);
         backlog.done();
-        assert_eq!(taken(&mut backlog), Some(third));
+        assert_eq!(taken(&mut backlog), Some(third.clone()));
+        backlog.reassign(third);
         backlog.done();
         assert_eq!(taken(&mut backlog), Some(proposals[1].clone()));
         backlog.done();
+        assert!(backlog.rounds.is_empty());
         // Its step is over.
         backlog.reassign(first);
         assert_eq!(steps(&mut backlog), [5]);

@@ -68,7 +68,7 @@ pub enum Error {
         /// How many.
         bytes: u64,
     },
-    /// It answers, and what it has published does not come.
+    /// A trainer answers, and what it has published does not come.
     #[error(
         "what {from} has published does not come, not a byte in {} s, although {from} answers; look at the path between {me} and {from} (MTU, firewall)",
         .silent.millis() / 1000

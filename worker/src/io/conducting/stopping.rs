@@ -1,0 +1,51 @@
+//! How a job ends before its last step: the controller stops it, or a pool that is lost keeps it waiting.
+//!
+//! In: the controller's order, which steps have no server. Out: the end, told to all; notices of the pool.
+
+use cadre_control::proto::notice;
+use cadre_step::envelope::Ending;
+
+use super::Conducting;
+use crate::io::exchange::Exchange;
+use crate::io::output::Output;
+use crate::io::shared::Shared;
+
+impl Conducting {
+    /// The controller wants the job to end after the last step that is out.
+    pub fn stop(&mut self, shared: &mut Shared<impl Exchange>, checkpoint: bool) {
+        let stopped = Ending::Stopped { checkpoint };
+        self.stop = Some(stopped.clone());
+        if self.waits_for_the_pool() {
+            // A step that is out may never end; the one before it is worth a checkpoint.
+            self.close(shared, stopped);
+        }
+        self.proceed(shared);
+    }
+
+    /// Whether the earliest step that is not whole has no server for some of its work.
+    pub(super) fn waits_for_the_pool(&self) -> bool {
+        self.pool_lost.contains(&self.whole)
+    }
+
+    /// A job that is to stop does not wait for a pool that may never come back.
+    pub(super) fn stop_lost(&mut self, shared: &mut Shared<impl Exchange>) {
+        if let Some(stopped) = self.stop.clone().filter(|_| self.waits_for_the_pool()) {
+            self.close(shared, stopped);
+        }
+    }
+
+    /// A step has servers again, or for the first time.
+    pub(super) fn pool_is_back(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
+        if self.pool_lost.remove(&step) {
+            let text = format!("step {step} goes on");
+            let level = notice::Level::Information;
+            Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
+        }
+    }
+
+    /// No step follows: every trainer is told.
+    pub(super) fn close(&mut self, shared: &mut Shared<impl Exchange>, ending: Ending) {
+        self.ending.get_or_insert_with(|| ending.clone());
+        shared.outputs.put(Output::Ending(ending));
+    }
+}
