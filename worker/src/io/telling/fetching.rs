@@ -48,6 +48,13 @@ pub(super) enum State {
     Reading(u64),
 }
 
+/// The end of a word that nobody wants any more, which still holds memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Drained {
+    Pull(PullId),
+    Reading(u64),
+}
+
 impl Fetch {
     pub(super) fn is(&self, wanted: PullId) -> bool {
         matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
@@ -57,11 +64,15 @@ impl Fetch {
 impl<P: Exchange> Shared<P> {
     /// What comes of a peer is not wanted any more.
     pub(super) fn drop_fetch(&mut self, of: Peer) {
-        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) =
-            self.telling.fetches.remove(&of)
-        {
-            self.provider.discard(landing);
-        }
+        let drained = match self.telling.fetches.remove(&of).map(|it| it.state) {
+            Some(State::Pulling { landing, pull, .. }) => {
+                self.provider.discard(landing);
+                Drained::Pull(pull)
+            }
+            Some(State::Reading(reading)) => Drained::Reading(reading),
+            Some(State::Waiting(_)) | None => return,
+        };
+        self.telling.drained.insert(of, drained);
     }
 
     /// A pull of a word ended. A word that is whole is put out to be read.
@@ -70,6 +81,7 @@ impl<P: Exchange> Shared<P> {
     ///
     /// As [`Self::word`].
     pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
+        self.telling.drained.retain(|_, it| *it != Drained::Pull(pull));
         let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
         let now = self.now();
         let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
@@ -137,6 +149,7 @@ impl<P: Exchange> Shared<P> {
     ///
     /// As [`Self::word`].
     pub fn read(&mut self, Read { from, reading, said }: Read) -> Result<Vec<Said>, Error> {
+        self.telling.drained.retain(|_, it| *it != Drained::Reading(reading));
         let is_it = |it: &Fetch| matches!(it.state, State::Reading(number) if number == reading);
         if !self.telling.fetches.get(&from).is_some_and(is_it) {
             return Ok(Vec::new());
@@ -176,13 +189,20 @@ impl<P: Exchange> Shared<P> {
         Ok(())
     }
 
-    /// Pulls the next part of a word.
+    /// Pulls the next part of a word. While a former word of this peer is still pulled or read, the next one waits: an author may
+    /// begin anew as often as it likes, and each of its words holds memory here.
     pub(super) fn fetch(&mut self, from: Peer) {
         let now = self.now();
         let retry = State::Waiting(now.after(RETRY_AFTER));
         let Some(fetch) = self.telling.fetches.get(&from) else { return };
         let (word, remote) = (fetch.word, fetch.bytes);
         let bytes = (word.bytes - remote).min(PART_BYTES);
+        if self.telling.drained.contains_key(&from) {
+            if let Some(fetch) = self.telling.fetches.get_mut(&from) {
+                fetch.state = retry;
+            }
+            return;
+        }
         let state = match (self.id_of(from), self.provider.land(bytes as usize)) {
             (Some(id), Ok(landing)) => {
                 let pieces = vec![Piece { remote, local: 0, bytes }];
