@@ -44,6 +44,8 @@ pub(crate) enum Fault {
     Stop,
     /// A trainer is asked to end.
     Terminate(u16),
+    /// A member says so many things that it should not.
+    Speak(Who, u32),
 }
 
 /// How a scenario is broken.
@@ -59,6 +61,8 @@ pub(crate) enum Weather {
     Relay,
     /// Servers are killed, one after the other, where memory just fits; others come at once and have the memory of the dead.
     Narrow,
+    /// Nothing but what a member says that means harm.
+    Hostile,
 }
 
 /// What goes wrong, and when.
@@ -81,6 +85,9 @@ impl Faults {
         if weather == Weather::Narrow {
             return Self::narrow(random, job);
         }
+        if weather == Weather::Hostile {
+            return Self::hostile(random, job);
+        }
         // A step takes about so long; the first ones come after the processes have found each other.
         let phases = u64::from(job.layers.count()) * job.nanos as u64 * 2;
         let step = phases * (2 * job.linear + 3 * job.launch + 10_000_000);
@@ -89,9 +96,11 @@ impl Faults {
         for _ in 0..random.within(1, 5) {
             let when = match weather {
                 Weather::Burst => moment + random.within(0, 2_000_000),
-                Weather::Calm | Weather::Stormy | Weather::Relay | Weather::Narrow => {
-                    random.within(0, span)
-                }
+                Weather::Calm
+                | Weather::Stormy
+                | Weather::Relay
+                | Weather::Narrow
+                | Weather::Hostile => random.within(0, span),
             };
             let fault = fault(random, job);
             let lasts = match fault {
@@ -106,7 +115,8 @@ impl Faults {
                 | Fault::Lend(_)
                 | Fault::Stand(..)
                 | Fault::Stop
-                | Fault::Terminate(_) => 0,
+                | Fault::Terminate(_)
+                | Fault::Speak(..) => 0,
             };
             faults.over = faults.over.max(when + lasts);
             faults.list.push((when, fault));
@@ -144,6 +154,24 @@ impl Faults {
             faults.list.push((when, Fault::Kill { who, silently }));
         }
         faults.over = when;
+        faults
+    }
+
+    /// A member that is not the conductor speaks now and then, or all the time.
+    fn hostile(random: &mut Random, job: &Job) -> Self {
+        let mut faults = Self::default();
+        let who = if job.servers > 0 && random.chance(40) {
+            (Role::Server, random.within(0, u64::from(job.servers) - 1) as u16)
+        } else {
+            (Role::Trainer, random.within(1, u64::from(job.trainers) - 1) as u16)
+        };
+        let longest = *random.pick(&[SECOND / 10, SECOND / 2, 5 * SECOND]);
+        let most = *random.pick(&[1, 5, 40]);
+        for _ in 0..random.within(1, 20) {
+            let (when, count) = (random.within(0, longest), random.within(1, most));
+            faults.list.push((when, Fault::Speak(who, count as u32)));
+            faults.over = faults.over.max(when);
+        }
         faults
     }
 

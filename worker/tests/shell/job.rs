@@ -8,9 +8,10 @@ use cadre_planner::{Costs, Document, Heads, Layout, Mask, Tolerance};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
-use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
+use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers, Sinks};
-use cadre_step::planned::{needed, plans};
+use cadre_step::packing::Packing;
+use cadre_step::planned::{PlannedStep, needed, plans};
 use cadre_step::turns::Turns;
 
 use crate::random::{Random, hash};
@@ -56,6 +57,8 @@ pub(crate) struct Job {
     pub(crate) memory: u64,
     /// The controller starts another server so soon after one is gone, at the latest.
     pub(crate) respawn: u64,
+    /// A member says what it should not: others may be refused for it.
+    pub(crate) is_hostile: bool,
 }
 
 impl Job {
@@ -102,6 +105,7 @@ impl Job {
             riding: *Random::new(hash(&[seed, 59])).pick(&[4096, 4096, 200, 50]),
             memory: MEMORY,
             respawn: 1_000_000_000,
+            is_hostile: false,
         };
         job.short()
     }
@@ -145,6 +149,11 @@ impl Job {
         let mut it = Self { servers, linear, respawn: 2_000_000, ..it };
         it.memory = it.needed();
         it
+    }
+
+    /// The same, where one of the members means harm.
+    pub(crate) fn with_a_hostile_member(self) -> Self {
+        Self { trainers: self.trainers.max(2), is_hostile: true, ..self }
     }
 
     /// What the largest step needs of a server.
@@ -199,6 +208,13 @@ impl Job {
         let moved = std::mem::take(&mut ranks[without]);
         ranks[(without + 1) % usize::from(self.trainers)].extend(moved);
         Layout::new(documents, ranks).expect("every row stays")
+    }
+
+    /// Whether a step is as its trainers have announced it.
+    pub(crate) fn has_layouts(&self, planned: &PlannedStep) -> bool {
+        let Header { step, nanos, turns, .. } = planned.header.as_ref();
+        let layouts = (0..self.nanos).map(|it| Packing::from(&self.layout(*step, it)));
+        nanos.iter().cloned().eq(layouts) && self.turns(*step).is_none_or(|it| it == *turns)
     }
 
     /// The order of a step's phases, another one in each step.

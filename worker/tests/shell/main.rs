@@ -17,6 +17,7 @@ mod alone;
 mod broken_rules;
 mod controller;
 mod faults;
+mod hostile;
 mod job;
 mod net;
 mod plans;
@@ -50,6 +51,7 @@ fn scenario(seed: u64, weather: Weather, rules: Rules) -> Result<Outcome, String
     let job = match weather {
         Weather::Relay => job.waiting(&mut random),
         Weather::Narrow => job.narrow(&mut random),
+        Weather::Hostile => job.with_a_hostile_member(),
         Weather::Calm | Weather::Stormy | Weather::Burst => job,
     };
     let faults = Faults::random(&mut random, &job, weather);
@@ -157,6 +159,7 @@ fn both(weather: Weather, known: u64, runs: u64) -> Totals {
     let mut totals = Totals::default();
     for (first, runs) in seeds::first_seeds(&format!("{weather:?}"), known, runs) {
         let more = simulate(weather, first, runs);
+        totals.runs += more.runs;
         totals.failed += more.failed;
         totals.lost += more.lost;
         totals.both += more.both;
@@ -242,6 +245,19 @@ fn relay() {
 fn narrow() {
     let totals = both(Weather::Narrow, 5_000_000, 100);
     assert_eq!(totals.failed, 0, "a server comes long before the job waits in vain");
+}
+
+/// What a member says that means harm: see [`hostile`].
+#[test]
+fn hostile() {
+    let totals = both(Weather::Hostile, 6_000_000, 160);
+    let asked = number("CADRE_RUNS").is_some();
+    let (runs, failed) = (totals.runs, totals.failed);
+    // Neither is all that it says refused at once, nor does it change nothing.
+    assert!(
+        asked || failed > runs / 10 && failed < runs * 9 / 10,
+        "{failed} of {runs} jobs failed"
+    );
 }
 
 /// Scenarios of each weather in which a rule may be missed.

@@ -163,8 +163,17 @@ impl Main {
                 match self.session.poll_begin(self.step) {
                     Some(Next::End(ending)) => Ok(Want::Left(ending)),
                     Some(Next::Step(planned)) => {
-                        if job.turns(self.step).is_some_and(|it| it != planned.header.turns) {
+                        if !job.is_hostile
+                            && job.turns(self.step).is_some_and(|it| it != planned.header.turns)
+                        {
                             return Err(format!("the turns are {}", planned.header.turns));
+                        }
+                        if job.is_hostile && !job.has_layouts(&planned) {
+                            // Somebody has announced other rows than it has.
+                            self.session
+                                .fail("trainers announced other rows than there are".into());
+                            self.state = State::Idle;
+                            return Ok(idle);
                         }
                         self.announced = false;
                         self.state = State::Phases(planned, 0, 0);
@@ -186,6 +195,11 @@ impl Main {
                     Err(Wrong::Call(session::Error::Ended { .. })) => {
                         let ending = self.session.ending(Duration::ZERO);
                         ending.map(Want::Left).ok_or_else(|| "an end without a reason".into())
+                    }
+                    Err(Wrong::Call(_)) if job.is_hostile => {
+                        // It is refused, and so the job ends.
+                        self.state = State::Idle;
+                        Ok(idle)
                     }
                     Err(Wrong::Call(error)) => Err(format!("trainer {}: {error}", self.rank)),
                     Err(Wrong::Bits(what)) => {

@@ -51,6 +51,13 @@ pub(super) enum State {
     Reading(u64),
 }
 
+/// The end of a word that nobody wants any more, which still holds memory.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Drained {
+    Pull(PullId),
+    Reading(u64),
+}
+
 impl Fetch {
     pub(super) fn is(&self, wanted: PullId) -> bool {
         matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
@@ -61,11 +68,18 @@ impl<P: Exchange> Shared<P> {
     /// What comes of a peer is not wanted any more.
     pub(super) fn drop_fetch(&mut self, of: Peer) {
         let Some(Fetch { state, begun, .. }) = self.telling.fetches.remove(&of) else { return };
-        let pulling = match state {
-            State::Pulling { landing, .. } => Some(landing),
-            State::Waiting(_) | State::Reading(_) => None,
+        if let Some(landing) = begun {
+            self.provider.discard(landing);
+        }
+        let drained = match state {
+            State::Pulling { landing, pull, .. } => {
+                self.provider.discard(landing);
+                Drained::Pull(pull)
+            }
+            State::Reading(reading) => Drained::Reading(reading),
+            State::Waiting(_) => return,
         };
-        pulling.into_iter().chain(begun).for_each(|it| self.provider.discard(it));
+        self.telling.drained.insert(of, drained);
     }
 
     /// A pull of a word ended. A word that is whole is put out to be read.
@@ -74,6 +88,7 @@ impl<P: Exchange> Shared<P> {
     ///
     /// As [`Self::word`].
     pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
+        self.telling.drained.retain(|_, it| *it != Drained::Pull(pull));
         let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
         let now = self.now();
         let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
@@ -145,6 +160,7 @@ impl<P: Exchange> Shared<P> {
     ///
     /// As [`Self::word`].
     pub fn read(&mut self, Read { from, reading, said }: Read) -> Result<Vec<Said>, Error> {
+        self.telling.drained.retain(|_, it| *it != Drained::Reading(reading));
         let is_it = |it: &Fetch| matches!(it.state, State::Reading(number) if number == reading);
         if !self.telling.fetches.get(&from).is_some_and(is_it) {
             return Ok(Vec::new());
@@ -186,13 +202,18 @@ impl<P: Exchange> Shared<P> {
         Ok(())
     }
 
-    /// Pulls the next part of a word.
+    /// Pulls the next part of a word. While a former word of this peer is still pulled or read, the next one waits: an author may
+    /// begin anew as often as it likes, and each of its words holds memory here.
     pub(super) fn fetch(&mut self, from: Peer) {
         let now = self.now();
         let retry = State::Waiting(now.after(RETRY_AFTER));
         let Some(fetch) = self.telling.fetches.get_mut(&from) else { return };
         let (word, remote) = (fetch.word, fetch.bytes);
         let bytes = (word.bytes - remote).min(PART_BYTES);
+        if self.telling.drained.contains_key(&from) {
+            fetch.state = retry;
+            return;
+        }
         let landed = fetch.begun.take().map_or_else(|| self.provider.land(bytes as usize), Ok);
         let state = match (self.id_of(from), landed) {
             (Some(id), Ok(landing)) => {

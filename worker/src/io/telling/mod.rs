@@ -26,7 +26,7 @@ use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
 
-use self::fetching::{Fetch, State};
+use self::fetching::{Drained, Fetch, State};
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
@@ -106,6 +106,8 @@ pub struct Telling {
     next_publication: u64,
     /// The long word that is next of each peer.
     fetches: BTreeMap<Peer, Fetch>,
+    /// What has not ended of words that nobody wants any more.
+    drained: BTreeMap<Peer, Drained>,
     next_reading: u64,
 }
 
@@ -121,6 +123,7 @@ impl Telling {
             publications: Vec::new(),
             next_publication: 0,
             fetches: BTreeMap::new(),
+            drained: BTreeMap::new(),
             next_reading: 0,
         }
     }
@@ -157,6 +160,7 @@ impl Telling {
     /// Whether a pull of the exchange brings a word.
     pub fn is_mine(&self, pull: PullId) -> bool {
         self.fetches.values().any(|it| it.is(pull))
+            || self.drained.values().any(|it| *it == Drained::Pull(pull))
     }
 }
 

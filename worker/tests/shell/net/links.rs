@@ -5,6 +5,7 @@
 use std::collections::VecDeque;
 
 use cadre_exchange::{Event, PeerId, PullError, RingError};
+use cadre_step::envelope::Envelope;
 
 use super::{GREETING, Happening, Life, LinkId, Net, Out, Pull, Signal};
 
@@ -97,6 +98,11 @@ impl Net {
         }
         let link = self.endpoints[me].links.get(&peer).and_then(|it| it[1]);
         let Some(link) = link else { return Err(RingError::NotConnected { peer }) };
+        if self.spies
+            && let Ok(Envelope::Word { stream, number, .. }) = postcard::from_bytes(message)
+        {
+            self.spied.insert((me, peer), (stream, number));
+        }
         let queue = self.queue;
         let it = &mut self.links[link];
         if it.unread + message.len() > queue {

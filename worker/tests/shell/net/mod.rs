@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use cadre_exchange::{Buffer, Event, LandingId, PeerId, Piece, PullId, RegionKey, Role};
+use cadre_step::words::Stream;
 
 use self::fast::Fast;
 pub(crate) use self::happening::{Chore, Happening, Signal, Thread};
@@ -162,6 +163,9 @@ pub(crate) struct Net {
     pub(crate) words: u64,
     /// Pulls that went on where they had stopped, and those of them that found another publication.
     pub(crate) resumed: [u64; 2],
+    /// Whether the last word of each to each is kept.
+    pub(crate) spies: bool,
+    pub(crate) spied: BTreeMap<(Life, PeerId), (Stream, u64)>,
     publications: u64,
     /// All that ever were.
     links: Vec<Link>,
@@ -194,6 +198,8 @@ impl Net {
             parts: 0,
             words: 0,
             resumed: [0; 2],
+            spies: false,
+            spied: BTreeMap::new(),
             publications: 0,
             links: Vec::new(),
             happenings: Queue::default(),
@@ -255,7 +261,7 @@ impl Net {
         self.endpoints[life].regions.remove(&key);
     }
 
-    fn say(&mut self, life: Life, event: Event) {
+    pub(crate) fn say(&mut self, life: Life, event: Event) {
         if self.endpoints[life].alive {
             self.endpoints[life].events.push(event);
             self.wake(life);

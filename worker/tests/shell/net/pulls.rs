@@ -18,6 +18,9 @@ fn is_result(key: RegionKey) -> bool {
 /// Parts that a pull travels in, at most.
 const PARTS: u64 = 8;
 
+/// Bytes of a word that are pulled at a time.
+const PART_OF_WORD: usize = 4 << 20;
+
 /// How names of words begin that are published: no step has this number.
 const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
 
@@ -142,6 +145,12 @@ impl Net {
             self.say(me, Event::Pulled { pull: id, result: Err(PullError::PeerFailed) });
             return id;
         };
+        let of_peer = |it: &&Pull| it.key.0[..2] == WORDS && it.peer == peer && !it.ended;
+        let words = key.0[..2] == WORDS;
+        if words && (room.bytes > PART_OF_WORD || end.pulls.values().any(|it| of_peer(&it))) {
+            self.wrong = Some(format!("{} pulls more of {peer} than one part of one word", end.me));
+            return id;
+        }
         room.busy.push(id);
         room.key = Some(key);
         let bytes = pieces.iter().map(|it| it.bytes).sum();
@@ -347,6 +356,11 @@ impl Net {
             let from = (piece.remote + skipped) as usize;
             match read.as_ref().map(|it| it.bytes().get(from..from + taken as usize)) {
                 Some(Some(from)) => to.copy_from_slice(from),
+                // A word may say that it is longer than it is.
+                Some(None) if pull.key.0[..2] == WORDS => {
+                    let reason = "the spans lie outside of the region".to_owned();
+                    return self.finish(life, id, Err(PullError::Refused { reason }));
+                }
                 Some(None) => {
                     self.wrong = Some(format!("life {life} pulls outside of a region"));
                     return;

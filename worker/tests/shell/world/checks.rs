@@ -2,7 +2,7 @@
 //!
 //! In: the world after every happening, and the ends of trainers. Out: what is wrong; the end of a job that has nothing left to do.
 
-use cadre_exchange::Role;
+use cadre_exchange::{PeerId, Role};
 use cadre_protocol::OnPoolLoss;
 use cadre_step::envelope::Ending;
 
@@ -50,7 +50,8 @@ impl World {
             } else {
                 false
             };
-            if !fine {
+            let lied = self.hostile.as_ref().is_some_and(|it| it.explains(reason));
+            if !fine && !lied {
                 return Err(format!("{id} ended the job: {reason}"));
             }
         }
@@ -163,10 +164,20 @@ impl World {
     fn check_holdings(&self, last: bool) -> Checked {
         for process in self.processes.values() {
             let net = self.net.borrow();
-            if !last && self.is_given_up(process) || net.endpoints[process.life].paused {
+            // Who is said to have every phase, or hears of none from the conductor, keeps what it has.
+            let conductor = PeerId::trainer(0, 0);
+            let excused = self
+                .hostile
+                .as_ref()
+                .is_some_and(|it| it.speaks_for(process.id) || it.speaks_for(conductor));
+            if excused || !last && self.is_given_up(process) || net.endpoints[process.life].paused {
                 continue;
             }
-            let (held, wires) = (process.holdings(), net.holdings(process.life));
+            let (held, mut wires) = (process.holdings(), net.holdings(process.life));
+            if self.hostile.is_some() {
+                // Words stay published for whoever never says that it has heard them.
+                wires.0 = 0;
+            }
             if held != [0; 4] || wires != (0, 0, 0) {
                 return Err(format!(
                     "{} holds rows, results, steps, pulls {held:?} and regions, landings, pulls {wires:?} \
@@ -183,6 +194,10 @@ impl World {
         let here: Vec<_> = self.trainers.iter().filter_map(told).collect();
         if here.len() < self.trainers.len() && self.killed.is_empty() {
             return Err("a trainer is gone, and nobody has killed it".into());
+        }
+        if self.hostile.is_some() {
+            // Some may have heard a lie just before the end, or may hear none for it.
+            return Ok(());
         }
         let is_good = |it: &Ending| !matches!(it, Ending::Failed { .. });
         let good = here.iter().filter(|it| is_good(&it.1.1)).count();

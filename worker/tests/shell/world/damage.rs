@@ -26,7 +26,7 @@ impl World {
     }
 
     /// The newest life of a process.
-    pub(super) fn newest(&self, (role, index): Who) -> Option<Life> {
+    pub(crate) fn newest(&self, (role, index): Who) -> Option<Life> {
         let is = |it: &&Process| (it.id.role, it.id.index) == (role, index);
         self.processes.values().rev().find(is).map(|it| it.life)
     }
@@ -69,6 +69,7 @@ impl World {
             }
             Fault::Replace(indices) => self.replace(&indices),
             Fault::Add => self.add(),
+            Fault::Speak(who, count) => self.speak(who, count),
             Fault::Crawl(byte) => self.net.borrow_mut().byte = byte,
             Fault::Drain(index) => self.terminate((Role::Server, index)),
             Fault::Terminate(rank) => self.terminate((Role::Trainer, rank)),

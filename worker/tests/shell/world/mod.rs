@@ -16,6 +16,7 @@ use cadre_worker::io::After;
 
 use crate::controller::Controller;
 use crate::faults::Faults;
+use crate::hostile::Hostile;
 use crate::job::Job;
 use crate::net::{Chore, Happening, Life, Net, Thread};
 use crate::plans::Plans;
@@ -72,6 +73,9 @@ pub(crate) struct World {
     pub(crate) reports: u64,
     /// It has said that a step has no server.
     pub(crate) pool_lost: bool,
+    /// What a member says that means harm, and whether its process was ended for it.
+    pub(crate) hostile: Option<Hostile>,
+    pub(crate) hostile_is_over: bool,
     truth: Truth,
     plans: Plans,
     faults: Faults,
@@ -86,7 +90,7 @@ pub(crate) struct World {
     both: bool,
     /// As in [`Outcome`].
     turns: u32,
-    progress: u64,
+    pub(crate) progress: u64,
     /// All trainers have done everything, since when.
     idle: Option<u64>,
     /// The job ends as soon as nothing is held, which is looked at now and then; else some time later.
@@ -99,6 +103,7 @@ pub(crate) struct World {
 
 impl World {
     pub(crate) fn new(job: Job, faults: Faults, mut random: Random) -> Self {
+        let hostile = job.is_hostile;
         let slowest = *random.pick(&[500_000, 5_000_000, 50_000_000]);
         let byte = *random.pick(&[1, 1, 10, 1_000]);
         let rdma = random.chance(50);
@@ -107,6 +112,7 @@ impl World {
         net.lasting = Random::new(hash(&[job.seed, 19])).chance(30);
         net.part = *Random::new(hash(&[job.seed, 67])).pick(&[1 << 20, 1 << 20, 2_000, 300]);
         net.repeats = *Random::new(hash(&[job.seed, 71])).pick(&[0, 0, 0, 5]);
+        net.spies = hostile;
         (net.slowest, net.byte, net.rdma, net.queue) = (slowest, byte, rdma, queue);
         let mut world = Self {
             truth: Truth::new(job.clone()),
@@ -118,6 +124,8 @@ impl World {
             lost: BTreeSet::new(),
             reports: 0,
             pool_lost: false,
+            hostile: None,
+            hostile_is_over: false,
             reducing: BTreeMap::new(),
             endings: BTreeMap::new(),
             killed: BTreeSet::new(),
@@ -162,7 +170,10 @@ impl World {
             };
             self.happenings += 1;
             let now = self.now();
-            if now > self.progress.max(self.faults.over) + PATIENCE && !self.end_stuck() {
+            if now > self.progress.max(self.faults.over) + PATIENCE
+                && !self.end_stuck()
+                && !self.end_hostile()
+            {
                 return Err(format!("no progress at {} ms: {}", now / 1_000_000, self.state()));
             }
             self.happen(happening)?;
@@ -329,7 +340,16 @@ impl World {
             process.missed[thread as usize] = true;
             return Ok(());
         }
-        let want = process.run(thread, &self.job, &mut self.truth)?;
+        let id = process.id;
+        let want = match process.run(thread, &self.job, &mut self.truth) {
+            // For whom somebody else has spoken, that one may have acknowledged what did not come.
+            Err(why) if self.hostile.as_ref().is_some_and(|it| it.speaks_for(id)) => {
+                remark(&format!("{id} ends: {why}"));
+                self.kill(life, false);
+                return Ok(());
+            }
+            want => want?,
+        };
         let now = self.now();
         match want {
             Want::News => {}
