@@ -16,6 +16,7 @@ mod reassigning;
 mod recorded;
 mod refusals;
 mod regions;
+#[allow(clippy::disallowed_methods)] // tests read their seed
 #[path = "../../../testing/seeds.rs"]
 mod seeds;
 mod tolerance;
