@@ -64,7 +64,7 @@ mod tests {
                 trainers: 1,
                 memory_mib: 1,
                 profile: None,
-                tolerance: cadre_planner::Tolerance::USUAL,
+                tolerance: Default::default(),
                 checkpoints: path("own"),
                 resume: resume.map(path),
             };

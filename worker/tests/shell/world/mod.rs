@@ -201,17 +201,16 @@ impl World {
 
     fn happen(&mut self, happening: Happening) -> Checked {
         match happening {
-            Happening::Turn(life) => self.turn(life),
+            Happening::Turn(life) => return self.turn(life),
             Happening::Timer(life) => {
                 let now = self.now();
                 let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
-                if process.timer != Some(now) {
-                    return Ok(());
+                if process.timer == Some(now) {
+                    process.timer = None;
+                    return self.turn(life);
                 }
-                process.timer = None;
-                self.turn(life)
             }
-            Happening::Thread(life, thread) => self.thread(life, thread),
+            Happening::Thread(life, thread) => return self.thread(life, thread),
             Happening::Planned(life) => {
                 let paused = self.is_paused(life);
                 let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
@@ -221,44 +220,26 @@ impl World {
                     process.plan(&mut self.plans);
                     self.net.borrow_mut().wake(life);
                 }
-                Ok(())
             }
             Happening::Told(life, message) => {
                 if let Some(process) = self.processes.get(&life) {
                     process.told(*message);
                     self.net.borrow_mut().wake(life);
                 }
-                Ok(())
             }
             Happening::Leave(life) => {
                 if let Some(process) = self.processes.get(&life) {
                     process.leave();
                     self.net.borrow_mut().wake(life);
                 }
-                Ok(())
             }
-            Happening::Control(chore) => {
-                self.chore(chore);
-                Ok(())
-            }
-            Happening::Fault(index) => {
-                let fault = self.faults.list[index].1.clone();
-                self.fault(fault);
-                Ok(())
-            }
-            Happening::Resume(life) => {
-                self.resume(life);
-                Ok(())
-            }
-            Happening::Moves(life) => {
-                self.moves(life);
-                Ok(())
-            }
-            Happening::Signal(signal) => {
-                self.net.borrow_mut().signal(signal);
-                Ok(())
-            }
+            Happening::Control(chore) => self.chore(chore),
+            Happening::Fault(index) => self.fault(self.faults.list[index].1.clone()),
+            Happening::Resume(life) => self.resume(life),
+            Happening::Moves(life) => self.moves(life),
+            Happening::Signal(signal) => self.net.borrow_mut().signal(signal),
         }
+        Ok(())
     }
 
     fn is_paused(&self, life: Life) -> bool {
