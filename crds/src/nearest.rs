@@ -3,6 +3,8 @@
 //! In: a word and the words that would have been right. Out: the nearest within a third of its
 //! letters, the first of equals. No dictionary, no state.
 
+use strsim::levenshtein;
+
 /// The candidate that needs the fewest edits, if it is near enough to be a slip of the hand.
 pub(crate) fn nearest<'a>(
     word: &str,
@@ -11,25 +13,10 @@ pub(crate) fn nearest<'a>(
     let most = word.chars().count().div_ceil(3);
     candidates
         .into_iter()
-        .map(|candidate| (edits(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
+        .map(|candidate| (levenshtein(&word.to_lowercase(), &candidate.to_lowercase()), candidate))
         .filter(|&(edits, _)| edits <= most)
         .min_by_key(|&(edits, _)| edits)
         .map(|(_, candidate)| candidate)
-}
-
-/// Letters to insert, remove or replace (Levenshtein's distance).
-fn edits(from: &str, to: &str) -> usize {
-    let to: Vec<char> = to.chars().collect();
-    let mut row: Vec<usize> = (0..=to.len()).collect();
-    for (at, letter) in from.chars().enumerate() {
-        let mut diagonal = std::mem::replace(&mut row[0], at + 1);
-        for (column, &other) in to.iter().enumerate() {
-            let replaced = diagonal + usize::from(letter != other);
-            diagonal = row[column + 1];
-            row[column + 1] = replaced.min(diagonal + 1).min(row[column] + 1);
-        }
-    }
-    row[to.len()]
 }
 
 #[cfg(test)]

@@ -12,7 +12,7 @@
 //! process is gone. Only the socket and an empty folder are ever removed.
 
 use std::fs::{DirBuilder, File, TryLockError};
-use std::io::{Error, ErrorKind, Read as _};
+use std::io::{Error, ErrorKind};
 use std::os::unix::fs::{DirBuilderExt as _, MetadataExt as _};
 use std::path::{Path, PathBuf};
 
@@ -64,7 +64,7 @@ impl Room {
     /// Makes a room; `None` if another run's sweep was there before the lock.
     fn within(parent: &Path) -> std::io::Result<Option<Self>> {
         let mut random = [0; RANDOM];
-        File::open("/dev/urandom")?.read_exact(&mut random)?;
+        getrandom::fill(&mut random)?;
         let [a, b, c] = random;
         let path = parent.join(format!("{PREFIX}{}-{a:02x}{b:02x}{c:02x}", std::process::id()));
         DirBuilder::new().mode(0o700).create(&path)?;
