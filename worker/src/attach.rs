@@ -106,7 +106,9 @@ pub enum Error {
     #[error(transparent)]
     Endpoint(#[from] cadre_control::endpoint::Error),
     /// The machine has no source of randomness.
-    #[error("/dev/urandom: {source}; run on Linux with /dev mounted")]
+    #[error(
+        "the system gives no random bytes: {source}; allow the call getrandom (a seccomp profile may forbid it)"
+    )]
     Random {
         /// What the system says.
         source: std::io::Error,

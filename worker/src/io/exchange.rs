@@ -55,8 +55,8 @@ pub trait Exchange {
     /// There is no room.
     fn land(&mut self, bytes: usize) -> Result<LandingId, device::Error>;
 
-    /// Rows of a landing for launches that are put behind the copies to it that were put so far, and behind those of `own`
-    /// rows into it. None where rows are there only when their pulls have ended.
+    /// Rows of a landing whose copies are enqueued and not yet done: the launches that read them are enqueued behind these
+    /// copies, and behind the copies of `own` rows into the landing. None where rows are there only when their pulls have ended.
     ///
     /// # Errors
     ///
