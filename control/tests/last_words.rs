@@ -4,11 +4,13 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cadre_control::client::{self, Attachment, Options};
 use cadre_control::proto::worker_message::Message;
-use cadre_control::proto::{Bye, Finished, Hello, Notice, Progress, Role, Welcome, WorkerMessage};
+use cadre_control::proto::{
+    Bye, Finished, Hello, Notice, Progress, Role, Saved, Welcome, WorkerMessage,
+};
 use cadre_control::server::{self, Event, Link, LinkId, Running};
 use cadre_control::{CONTROL_VERSION, DATA_VERSION, Endpoint};
 use proptest::prelude::*;
@@ -124,6 +126,45 @@ fn a_controller_that_has_died_unnoticed_costs_no_last_words() {
     assert_eq!(next.hear(link.id(), usize::MAX), end(7));
     link.farewell();
     leaving.join().expect("no panic").expect("the next controller has read everything");
+}
+
+#[test]
+fn a_controller_that_was_away_for_long_hears_the_last_checkpoint_and_the_end() {
+    let folder = tempfile::tempdir().expect("a folder");
+    let path = folder.path().join("control");
+    let mut away = Controller::at(&path, 64);
+    let worker = attach(&path, STALL);
+    let link = away.welcome();
+    let worker = worker.join().expect("no panic");
+    drop((link, away));
+
+    // More than any queue holds, and nobody reads them but the thread that looks for a controller.
+    let said = |it: u64| Notice { text: it.to_string(), ..Notice::default() };
+    let mut notices = 0;
+    let began = Instant::now();
+    while notices < 20_000 {
+        assert!(began.elapsed() < PATIENCE, "nobody takes the messages: {notices}");
+        match worker.sender.send(said(notices)) {
+            Ok(()) => notices += 1,
+            Err(client::Error::Full) => std::thread::yield_now(),
+            Err(other) => panic!("{other}"),
+        }
+    }
+    worker.sender.send(Saved { steps: 6 }).expect("room");
+    let leaving = leave(worker, words(7), PATIENCE);
+    let mut next = Controller::at(&path, 64);
+    let link = next.welcome();
+    let heard = next.hear(link.id(), usize::MAX);
+    link.farewell();
+    leaving.join().expect("no panic").expect("the next controller has read everything");
+
+    // Those that were kept, and those that waited for the thread when a controller was there again.
+    let newest = heard.len() - 4;
+    assert!((1..=1024 + 8192).contains(&newest), "{newest} notices");
+    let kept = (notices - newest as u64..notices).map(|it| Message::Notice(said(it)));
+    let expected: Vec<Message> =
+        kept.chain([Message::Saved(Saved { steps: 6 })]).chain(end(7)).collect();
+    assert_eq!(heard, expected);
 }
 
 #[test]

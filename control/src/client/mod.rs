@@ -18,7 +18,8 @@
 //!
 //! Guarantees: a worker has left when a controller has taken all that lasts, in order. That it may hear twice.
 //! Of the rest each message is delivered at most once: those on their way when a stream breaks are
-//! lost, those still queued are not. Nothing here blocks the sender.
+//! lost, and of those that come while no controller listens all but the newest 1,024. Nothing here blocks
+//! the sender.
 
 mod said;
 mod session;
@@ -33,8 +34,10 @@ use self::session::{Parting, Session};
 use crate::endpoint::Endpoint;
 use crate::proto::{Bye, ControllerMessage, Hello, Welcome, WorkerMessage, worker_message};
 
-/// Messages that wait for the controller; about an hour of progress and reports.
+/// Messages that wait for the thread that talks to the controller.
 const OUTGOING: usize = 8192;
+/// Messages that wait while no controller listens, beside those that last.
+const KEPT: usize = 1024;
 /// Messages that wait for the worker.
 const INCOMING: usize = 256;
 
@@ -211,7 +214,7 @@ pub enum Error {
         /// What came of the last attempt.
         trouble: String,
     },
-    /// The controller has been away for too long.
+    /// More messages at once than the thread that talks to the controller takes.
     #[error("queue to the controller is full; the message is dropped")]
     Full,
     /// The stream is over.

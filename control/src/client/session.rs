@@ -5,7 +5,8 @@
 //!
 //! Invariant: `next` holds what was taken from the queue and is in no stream yet; what lasts of it is
 //! also in `said`. Nothing but the hello is said before the controller's Welcome, since one that does not
-//! know the worker does not listen.
+//! know the worker does not listen. The queue is read then, too: it would fill up, and what comes last,
+//! a checkpoint or the end, would be refused.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -17,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::said::{Said, lasts};
-use super::{Error, Options};
+use super::{Error, KEPT, Options};
 use crate::endpoint::Endpoint;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
@@ -30,7 +31,11 @@ pub(super) struct Session {
     hello: Hello,
     options: Options,
     queue: mpsc::Receiver<WorkerMessage>,
+    /// Nobody can put anything into the queue any more.
+    is_over: bool,
     next: VecDeque<WorkerMessage>,
+    /// Messages left out since the last welcome.
+    dropped: u64,
     said: Said,
     inbox: SyncSender<ControllerMessage>,
     /// Where the first welcome or the refusal goes.
@@ -67,7 +72,20 @@ impl Session {
         trouble: Arc<Mutex<String>>,
     ) -> Self {
         let (next, said, first) = (VecDeque::new(), Said::default(), Some(first));
-        Self { endpoint, hello, options, queue, next, said, inbox, first, trouble }
+        let (is_over, dropped) = (false, 0);
+        Self {
+            endpoint,
+            hello,
+            options,
+            queue,
+            is_over,
+            next,
+            dropped,
+            said,
+            inbox,
+            first,
+            trouble,
+        }
     }
 
     pub(super) async fn run(mut self) -> Parting {
@@ -85,7 +103,40 @@ impl Session {
                 }
                 Ended::Broken(trouble) => self.complain(trouble),
             }
-            tokio::time::sleep(pauses.next(was_welcome)).await;
+            self.wait(pauses.next(was_welcome)).await;
+        }
+    }
+
+    /// Waits for a pause to end, and keeps what the worker says meanwhile.
+    async fn wait(&mut self, pause: Duration) {
+        let pause = tokio::time::sleep(pause);
+        tokio::pin!(pause);
+        loop {
+            tokio::select! {
+                () = &mut pause => return,
+                message = self.queue.recv(), if !self.is_over => self.keep(message),
+            }
+        }
+    }
+
+    /// Takes a message from the queue while no controller listens. What lasts is in `said`, the newest of each kind; of the
+    /// rest the newest [`KEPT`] wait, and one report of the load.
+    fn keep(&mut self, message: Option<WorkerMessage>) {
+        let Some(message) = message else {
+            self.is_over = true;
+            return;
+        };
+        self.remember(&message);
+        if lasts(&message) {
+            return;
+        }
+        if is_report(&message) {
+            self.next.retain(|it| !is_report(it));
+        }
+        self.next.push_back(message);
+        if self.next.len() > KEPT {
+            self.next.pop_front();
+            self.dropped += 1;
         }
     }
 
@@ -141,13 +192,20 @@ impl Session {
         incoming: &mut Streaming<ControllerMessage>,
         welcome: &mut bool,
     ) -> Ended {
-        let unsaid = std::mem::take(&mut self.next).into_iter().filter(|it| !lasts(it));
-        self.next = self.said.again().chain(unsaid).collect();
+        // Bye, if it is there, comes last.
+        self.next.retain(|it| !lasts(it));
+        let mut is_begun = false;
         loop {
+            if *welcome && self.is_over && self.next.is_empty() {
+                return Ended::Left(Parting::Unheard);
+            }
             tokio::select! {
                 said = incoming.message() => match said {
                     Ok(Some(message)) => {
                         *welcome |= is_welcome(&message);
+                        if *welcome && !std::mem::replace(&mut is_begun, true) {
+                            self.begin();
+                        }
                         if !self.deliver(message).await {
                             return Ended::Left(Parting::Unheard);
                         }
@@ -166,17 +224,30 @@ impl Session {
                         break;
                     }
                 }
-                message = self.queue.recv(), if *welcome && self.next.is_empty() => match message {
-                    Some(message) => {
-                        self.remember(&message);
-                        self.next.push_back(message);
+                message = self.queue.recv(), if !self.is_over && (!*welcome || self.next.is_empty()) => {
+                    match message {
+                        Some(message) if *welcome => {
+                            self.remember(&message);
+                            self.next.push_back(message);
+                        }
+                        message => self.keep(message),
                     }
-                    None => return Ended::Left(Parting::Unheard),
-                },
+                }
             }
         }
         drop(outgoing);
         self.drain(incoming).await
+    }
+
+    /// Puts what a controller has to know behind what waits, since Bye is the last that it hears.
+    fn begin(&mut self) {
+        self.next.extend(self.said.again());
+        let dropped = std::mem::take(&mut self.dropped);
+        if dropped > 0 {
+            tracing::warn!(
+                "{dropped} notices were dropped while the controller was away, the oldest first"
+            );
+        }
     }
 
     /// Waits for the end of the stream after `Bye`. A controller that has read everything ends the
@@ -241,6 +312,10 @@ impl Session {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
+}
+
+fn is_report(message: &WorkerMessage) -> bool {
+    matches!(message.message, Some(worker_message::Message::ServerReport(_)))
 }
 
 fn is_welcome(message: &ControllerMessage) -> bool {
