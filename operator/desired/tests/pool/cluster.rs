@@ -103,6 +103,7 @@ impl World {
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }
+            in_place: 0,
     }
 
     /// Who works for the job, as the operator knows it.

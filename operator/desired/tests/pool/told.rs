@@ -1,6 +1,6 @@
 //! What a pool's status tells: for tools, of who holds which server, of measured links.
 
-use cadre_desired::pool::{Link, Report, status};
+use cadre_desired::pool::{Link, Observed, Report, status};
 use cadre_desired::{Applied, Failure};
 
 use super::cluster::World;
@@ -77,6 +77,28 @@ fn a_pool_at_the_edge_of_balance_does_not_change_its_mind_at_each_look() {
     }
     let [yes, no] = ["Balanced", "Imbalanced"];
     assert_eq!(told, [yes, yes, no, no, yes, yes]);
+}
+
+#[test]
+fn trainers_in_place_are_those_that_the_control_service_counts_also_under_a_new_leader() {
+    let mut world = World::new(0);
+    let mut observed = world.observe();
+    // Its trainer is ready, which says nothing.
+    for (complete, counted, expected) in [
+        (true, 0, (0, "NoTrainer")),
+        (true, 3, (3, "Serving")),
+        (false, 1, (3, "Serving")),
+        (true, 1, (1, "Serving")),
+    ] {
+        observed.pool.status.clone_from(&world.pool.status);
+        observed.reports_complete = complete;
+        observed.in_place = counted;
+        let status = status(&Applied::new(observed.clone(), None), &settings(), world.clock.now());
+        let said = status.conditions.iter().find(|it| it.type_ == "Available");
+        let reason = said.map(|it| it.reason.as_str()).unwrap_or_default();
+        assert_eq!((status.in_place_servers, reason), expected, "{complete} {counted}");
+        world.pool.status = Some(status);
+    }
 }
 
 #[test]
