@@ -9,12 +9,14 @@ mod leases;
 mod pods;
 mod refusals;
 mod rollout;
+mod refused;
 mod server;
 mod sharing;
 mod standing;
 mod telling;
 mod versions;
 
+mod wire;
 use std::sync::Arc;
 
 use cadre_crds::contract::FINALIZER;
