@@ -41,6 +41,8 @@ pub(crate) struct World {
     pub(crate) failure: Option<Failure>,
     /// Why Jobs fail, by name, as their controller has decided.
     pub(crate) decided: BTreeMap<String, (String, String)>,
+    /// What was done since something else happened: none of it is done again.
+    pub(crate) done: Vec<Action>,
 }
 
 impl World {
@@ -78,6 +80,7 @@ impl World {
             refused: BTreeSet::new(),
             failure: None,
             decided: BTreeMap::new(),
+            done: Vec::new(),
         };
         world.make_pool();
         world
@@ -121,6 +124,8 @@ impl World {
                 let refused = Failure { reason: "Forbidden", message: name.to_owned() };
                 failure.get_or_insert(refused);
             } else if !(makes && failure.is_some()) {
+                assert!(!self.done.contains(&action), "nothing has changed since: {action:?}");
+                self.done.push(action.clone());
                 self.carry_out(action);
             }
         }
@@ -190,6 +195,7 @@ impl World {
         }
     }
 
+        self.done.clear();
     /// What queue, Job controller, scheduler and kubelets do when nothing goes wrong.
     pub(crate) fn calm(&mut self) {
         self.clock.second += 3;
@@ -216,6 +222,9 @@ impl World {
         self.end_trainer(0, 0);
         self.end_trainer(1, 0);
     }
+        if !matches!(event, Event::Reconcile(_) | Event::Wait(_)) {
+            self.done.clear();
+        }
 
     pub(crate) fn happen(&mut self, event: &Event) {
         match *event {
