@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::failure::{Cause, RESTARTS_USED_UP, Verdict, is_lost, judge, stands};
+use super::seen::all_ours;
 use crate::conditions::is_true;
 use crate::names::{annotation, is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -130,6 +131,13 @@ pub(crate) fn attempts(observed: &Observed) -> Vec<Attempt<'_>> {
 
 fn attempt(job: &Job) -> Option<Attempt<'_>> {
     let number = label(&job.metadata, LABEL_ATTEMPT)?.parse().ok()?;
+/// The attempt that counts. One before it that is kept for its logs says nothing of the job any more, also where the newest
+/// is gone.
+pub(crate) fn newest(observed: &Observed) -> Option<Attempt<'_>> {
+    let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
+    attempts(observed).pop().filter(|it| it.number >= told)
+}
+
     let noted = |it| annotation(&job.metadata, it);
     let count = |it| noted(it).and_then(|it| it.parse().ok());
     let all = count(ANNOTATION_RESTARTS).unwrap_or(0);
@@ -179,8 +187,8 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     if let Some(refusal) = observed.unreadable.clone().or_else(|| validate::job(job).err()) {
         return Stage::Invalid(refusal);
     }
-    let all = attempts(observed);
-    let newest = all.last();
+    let newest = newest(observed);
+    let newest = newest.as_ref();
     if newest.is_some_and(Attempt::is_complete) {
         return Stage::Completed;
     }
@@ -228,7 +236,7 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
-    if is_over && observed.pods.iter().all(|it| is_quiet(it, now)) {
+    if is_over && all_ours(observed).all(|it| is_quiet(it, now)) {
         Stage::Start { number, restarts, after }
     } else {
         Stage::Waiting { number, restarts, after }

@@ -12,14 +12,15 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
+use super::seen::all_ours;
 use super::stage::{
-    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, told, was_taken_back,
+    Attempt, Obstacle, Stage, checkpoint, is_reopened, newest, obstacle, of, told, was_taken_back,
 };
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
-use crate::pod::{State, node, state, stuck, unscheduled};
+use crate::pod::{State, is_quiet, node, state, stuck, unscheduled};
 
 /// The status of a job, unless it is not ours to write.
 pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJobStatus> {
@@ -36,7 +37,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         conditions.set("Degraded", refused(applied.failure()));
         return Some(status);
     }
-    let newest = attempts(observed).last().copied();
+    let newest = newest(observed);
     let reopened = is_reopened(&observed.job);
     status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
     status.failovers = status.failovers.max(observed.failovers);
@@ -76,6 +77,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let running = match (&stage, applied.failure()) {
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
         (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
+        (Stage::Waiting { .. }, _) => waits(observed, running(&stage, &pods, wanted, None), now),
     };
     let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
@@ -155,7 +157,7 @@ fn way_on(observed: &Observed) -> String {
 fn pods<'a>(observed: &'a Observed, newest: Option<&Attempt<'_>>) -> Vec<&'a Pod> {
     let Some(number) = newest.map(|it| it.number.to_string()) else { return Vec::new() };
     let of_attempt = |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
-    let mut pods: Vec<_> = observed.pods.iter().filter(of_attempt).collect();
+    let mut pods: Vec<_> = all_ours(observed).filter(of_attempt).collect();
     pods.retain(|it| state(it) != State::Leaving);
     pods.sort_by_key(|it| name(&it.metadata).to_owned());
     pods
@@ -234,6 +236,15 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
 }
 
 /// Each attempt is a workload of its own to the queue.
+/// Names a pod that the next attempt waits for.
+fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
+    let waited = all_ours(observed).filter(|it| !is_quiet(it, now)).map(|it| name(&it.metadata));
+    match waited.min() {
+        Some(pod) => Said { message: format!("{}; it waits for pod {pod}", said.message), ..said },
+        None => said,
+    }
+}
+
 fn queued(attempt: u32) -> Said {
     if attempt <= 1 {
         return said(false, "Queued", "the queue has not admitted the attempt yet");

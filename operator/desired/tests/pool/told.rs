@@ -6,7 +6,7 @@ use cadre_desired::{Applied, Failure};
 
 use super::cluster::World;
 use super::events::Event;
-use super::world::{name, settings};
+use super::world::{end, name, settings};
 use super::{for_tools, rest};
 
 #[test]
@@ -78,6 +78,23 @@ fn a_pool_at_the_edge_of_balance_does_not_change_its_mind_at_each_look() {
     }
     let [yes, no] = ["Balanced", "Imbalanced"];
     assert_eq!(told, [yes, yes, no, no, yes, yes]);
+}
+
+#[test]
+fn a_trainer_that_has_ended_and_stays_for_its_logs_is_nobody_to_be_near_to() {
+    let mut world = World::new(2);
+    rest(&mut world);
+    let mut observed = world.observe();
+    let told = |observed: &Observed| {
+        let status = status(&Applied::new(observed.clone(), None), &settings(), world.clock.now());
+        let mut said = status.conditions.into_iter();
+        said.find(|it| it.type_ == "PlacementSatisfied").map(|it| it.reason).unwrap_or_default()
+    };
+    assert_ne!(told(&observed), "NoTrainer");
+    let mut ended = observed.trainers[0].as_ref().clone();
+    end(&mut ended, "trainer", 1, 5, &world.clock);
+    observed.trainers = vec![ended.into()];
+    assert_eq!(told(&observed), "NoTrainer");
 }
 
 #[test]
