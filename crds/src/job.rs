@@ -257,6 +257,9 @@ pub struct TrainingJobStatus {
     /// Steps in the newest checkpoint that was heard of.
     pub checkpoint_step: u64,
     /// Since when the job is active, restarts included; gone while it is suspended.
+    /// Generation of the spec that the newest attempt was made from; below `metadata.generation`, what was changed since then
+    /// counts from the next attempt on. 0: not known.
+    pub attempt_generation: i64,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// Whether the workers of the newest attempt encrypt what they send each other.

@@ -4,8 +4,8 @@
 
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
-    ANNOTATION_CHECKPOINT, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS, LABEL_ATTEMPT, LABEL_QUEUE,
-    MANAGED_BY,
+    ANNOTATION_CHECKPOINT, ANNOTATION_GENERATION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
+    LABEL_ATTEMPT, LABEL_QUEUE, MANAGED_BY,
 };
 use cadre_crds::validate::{self, Refusal};
 use k8s_openapi::api::batch::v1::Job;
@@ -85,6 +85,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) restarts: Restarts,
     /// Steps in the newest checkpoint that was heard of before it.
     checkpoint: u64,
+    /// Of the spec that it was made from; 0 where another build made it.
+    pub(crate) generation: i64,
     pub(crate) job: &'a Job,
 }
 
@@ -129,8 +131,6 @@ pub(crate) fn attempts(observed: &Observed) -> Vec<Attempt<'_>> {
     attempts
 }
 
-fn attempt(job: &Job) -> Option<Attempt<'_>> {
-    let number = label(&job.metadata, LABEL_ATTEMPT)?.parse().ok()?;
 /// The attempt that counts. One before it that is kept for its logs says nothing of the job any more, also where the newest
 /// is gone.
 pub(crate) fn newest(observed: &Observed) -> Option<Attempt<'_>> {
@@ -138,13 +138,16 @@ pub(crate) fn newest(observed: &Observed) -> Option<Attempt<'_>> {
     attempts(observed).pop().filter(|it| it.number >= told)
 }
 
+fn attempt(job: &Job) -> Option<Attempt<'_>> {
+    let number = label(&job.metadata, LABEL_ATTEMPT)?.parse().ok()?;
     let noted = |it| annotation(&job.metadata, it);
     let count = |it| noted(it).and_then(|it| it.parse().ok());
     let all = count(ANNOTATION_RESTARTS).unwrap_or(0);
     // An operator that did not tell them apart wrote one number.
     let restarts = Restarts { all, in_a_row: count(ANNOTATION_IN_A_ROW).unwrap_or(all) };
     let checkpoint = noted(ANNOTATION_CHECKPOINT).and_then(|it| it.parse().ok()).unwrap_or(0);
-    Some(Attempt { number, restarts, checkpoint, job })
+    let generation = noted(ANNOTATION_GENERATION).and_then(|it| it.parse().ok()).unwrap_or(0);
+    Some(Attempt { number, restarts, checkpoint, generation, job })
 }
 
 /// Restarts by the status, where no attempt is left to say them: those before a checkpoint that was heard of since are no

@@ -48,6 +48,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let mut in_a_row = told(observed).in_a_row;
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
+        status.attempt_generation = newest.generation;
         status.restarts = status.restarts.max(newest.restarts.all);
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));

@@ -78,3 +78,20 @@ fn a_pod_that_the_next_attempt_waits_for_is_named() {
     let said = world.condition("Running").map(|it| it.message).unwrap_or_default();
     assert!(said.ends_with("; it waits for pod j-1-0"), "{said}");
 }
+
+#[test]
+fn an_attempt_says_of_which_generation_it_is() {
+    let mut world = World::new(false);
+    let told = |world: &World| {
+        let status = world.job.status.clone().expect("it was reported");
+        (status.attempt, status.attempt_generation, status.observed_generation)
+    };
+    rest(&mut world);
+    assert_eq!(told(&world), (1, 1, 1));
+    world.job.metadata.generation = Some(5);
+    rest(&mut world);
+    assert_eq!(told(&world), (1, 1, 5), "what was changed counts from the next attempt on");
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!(told(&world), (2, 5, 5));
+}
