@@ -77,8 +77,8 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
     let running = match (&stage, applied.failure()) {
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
-        (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
         (Stage::Waiting { .. }, _) => waits(observed, running(&stage, &pods, wanted, None), now),
+        (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
     };
     let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
@@ -236,7 +236,6 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
     }
 }
 
-/// Each attempt is a workload of its own to the queue.
 /// Names a pod that the next attempt waits for.
 fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
     let waited = all_ours(observed).filter(|it| !is_quiet(it, now)).map(|it| name(&it.metadata));
@@ -246,6 +245,7 @@ fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
     }
 }
 
+/// Each attempt is a workload of its own to the queue.
 fn queued(attempt: u32) -> Said {
     if attempt <= 1 {
         return said(false, "Queued", "the queue has not admitted the attempt yet");
@@ -265,7 +265,7 @@ fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
     match obstacle {
         Obstacle::PoolNotFound => (
             "PoolNotFound",
-            "spec.attention.poolRef names no AttentionPool; create it, or correct the reference",
+            "spec.attention.poolRef names no AttentionPool with the job's spec.class; create it, or correct one of the two",
         ),
         Obstacle::PoolRefuses => (
             "PoolRefuses",
