@@ -148,7 +148,7 @@ fn an_attempt_that_another_operator_has_left_running_goes_though_the_newest_has_
     second.status = None;
     world.decided.clear();
     world.done.clear();
-    world.jobs.insert(0, second);
+    world.jobs[0] = second;
     world.job_controller();
     world.end_trainer(0, 1);
     world.calm();
