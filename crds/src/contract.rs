@@ -20,6 +20,8 @@ pub const LABEL_ROLE: &str = "cadre.dev/role";
 pub const LABEL_SLOT: &str = "cadre.dev/slot";
 /// Label: digest of the template that a pod was made from.
 pub const LABEL_REVISION: &str = "cadre.dev/revision";
+/// Label of a server's pod: class of its pool, if that has one.
+pub const LABEL_CLASS: &str = "cadre.dev/class";
 /// Label: number of the job's attempt.
 pub const LABEL_ATTEMPT: &str = "cadre.dev/attempt";
 
@@ -29,6 +31,8 @@ pub const ANNOTATION_RESTARTS: &str = "cadre.dev/restarts";
 pub const ANNOTATION_IN_A_ROW: &str = "cadre.dev/restarts-without-progress";
 /// Annotation of an attempt's Job: steps in the newest checkpoint that was heard of before it.
 pub const ANNOTATION_CHECKPOINT: &str = "cadre.dev/checkpoint-step";
+/// Annotation of an attempt's Job: generation of the spec that it was made from.
+pub const ANNOTATION_GENERATION: &str = "cadre.dev/generation";
 /// Annotation of an attempt's Job: which trainer ended it and how, as the operator saw it, JSON.
 pub const ANNOTATION_ENDED: &str = "cadre.dev/ended";
 /// Annotation of an attempt's Job and of trainers' pods: what the links of its attempt are, `Tls` or `Off`.

@@ -59,10 +59,18 @@ impl TrainingJob {
         {"rule": "self.suspend || oldSelf.suspend || self.procsPerNode == oldSelf.procsPerNode", "message": "spec.procsPerNode changes only while spec.suspend is true; suspend the job first"},
         {"rule": "self.suspend || oldSelf.suspend || self.attention.poolRef == oldSelf.attention.poolRef", "message": "spec.attention.poolRef changes only while spec.suspend is true; suspend the job first"},
         {"rule": "has(self.managedBy) == has(oldSelf.managedBy) && (!has(self.managedBy) || self.managedBy == oldSelf.managedBy)", "message": "spec.managedBy never changes; delete the job and create it anew"},
+        {"rule": "has(self.class) == has(oldSelf.class) && (!has(self.class) || self.class == oldSelf.class)", "message": "spec.class never changes; delete the job and create it anew"},
     ]))
 )]
 #[serde(rename_all = "camelCase")]
 pub struct TrainingJobSpec {
+    /// Operator that looks after the job: the one whose chart has this `class`. Default: the one without a class.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(length(min = 1, max = 32), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))
+    )]
+    pub class: Option<String>,
     /// Pod of a trainer, with one container named `trainer`.
     #[cfg_attr(feature = "schema", schemars(schema_with = "crate::schema::trainer_template"))]
     pub template: PodTemplateSpec,
@@ -121,7 +129,7 @@ pub struct Attention {
     #[serde(default = "hundred")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub share: u32,
-    /// Type of Q, K, V, O, dO and dQ on the wire. Default: `F32` on CPU, `Bf16` on GPU.
+    /// Type of Q, K, V, O, dO and dQ on the wire. Default `F32`; `Bf16` moves half the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
@@ -249,6 +257,9 @@ pub struct TrainingJobStatus {
     pub progress: Option<Progress>,
     /// Number of the run of the trainers, from 1; only rises, resumes count.
     pub attempt: u32,
+    /// Generation of the spec that the newest attempt was made from; below `metadata.generation`, what was changed since then
+    /// counts from the next attempt on. 0: not known.
+    pub attempt_generation: i64,
     /// Restarts that counted, of the whole job.
     pub restarts: u32,
     /// Those of them since a newer checkpoint was heard of; `failurePolicy.maxRestarts` is about these.

@@ -60,10 +60,18 @@ impl AttentionPool {
     feature = "schema",
     schemars(extend("x-kubernetes-validations" = [
         {"rule": "self.replicas > 0 || self.inPlace || self.scaling.mode != 'Fixed'", "message": "spec.replicas is 0 while spec.inPlace is false, so the pool has no server; set spec.replicas to 1 or more, or spec.inPlace to true"},
+        {"rule": "has(self.class) == has(oldSelf.class) && (!has(self.class) || self.class == oldSelf.class)", "message": "spec.class never changes; delete the pool and create it anew"},
     ]))
 )]
 #[serde(default, rename_all = "camelCase")]
 pub struct AttentionPoolSpec {
+    /// Operator that looks after the pool: the one whose chart has this `class`. Default: the one without a class.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(
+        feature = "schema",
+        schemars(length(min = 1, max = 32), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))
+    )]
+    pub class: Option<String>,
     /// Dedicated servers: processes (pods) of their own. Default 0.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 4096)))]
     pub replicas: u32,
@@ -92,6 +100,7 @@ pub struct AttentionPoolSpec {
 impl Default for AttentionPoolSpec {
     fn default() -> Self {
         Self {
+            class: None,
             replicas: 0,
             in_place: true,
             template: None,

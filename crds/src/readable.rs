@@ -28,17 +28,28 @@ pub struct Readable<K> {
 
 /// A kind whose spec may be left out.
 pub trait Bare: DeserializeOwned {
+    /// Class of the operator that looks after the object.
+    fn class(&self) -> Option<&str>;
+
     /// A spec without anything that has a default.
     fn bare_spec() -> Value;
 }
 
 impl Bare for AttentionPool {
+    fn class(&self) -> Option<&str> {
+        self.spec.class.as_deref()
+    }
+
     fn bare_spec() -> Value {
         json!({})
     }
 }
 
 impl Bare for TrainingJob {
+    fn class(&self) -> Option<&str> {
+        self.spec.class.as_deref()
+    }
+
     fn bare_spec() -> Value {
         json!({"attention": {"poolRef": {"name": ""}}, "template": {}})
     }
@@ -60,8 +71,13 @@ impl<'de, K: Bare> Deserialize<'de> for Readable<K> {
         let less =
             [("/spec/template", json!({})), ("/spec", K::bare_spec()), ("/status", json!(null))];
         for (part, instead) in less {
+            let class = value.pointer("/spec/class").filter(|it| it.is_string()).cloned();
             let Some(found) = value.pointer_mut(part) else { continue };
             *found = instead;
+            // Whose object it is counts all the same.
+            if let (Some(class), Some(spec)) = (class, value.get_mut("spec")) {
+                spec["class"] = class;
+            }
             if let Ok(object) = K::deserialize(&value) {
                 return Ok(Self { object, unreadable });
             }
@@ -132,7 +148,11 @@ mod tests {
         assert_eq!(rest.spec.replicas, 3);
 
         // Of another build: nothing of the spec counts.
-        let (rest, said) = pool(|it| it["spec"]["replicas"] = json!("many"));
+        let (rest, said) = pool(|it| {
+            it["spec"]["replicas"] = json!("many");
+            it["spec"]["class"] = json!("trial");
+        });
+        assert_eq!(rest.class(), Some("trial"));
         assert!(said.starts_with("spec.replicas cannot be read"), "{said}");
         assert_eq!((rest.spec.replicas, rest.status.map(|it| it.desired)), (0, Some(3)));
 

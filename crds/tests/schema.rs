@@ -177,6 +177,13 @@ fn job_update_says(before: &[(&str, Value)], after: &[(&str, Value)]) -> Option<
     said(validate_cel_update(&read(after), &read(before)))
 }
 
+fn pool_update_says(before: &[(&str, Value)], after: &[(&str, Value)]) -> Option<String> {
+    let read = |changes| -> AttentionPoolResource {
+        serde_json::from_value(changed(pool(), changes)).expect("right types")
+    };
+    said(validate_cel_update(&read(after), &read(before)))
+}
+
 fn said(result: Result<(), kube::core::cel::ValidationErrors>) -> Option<String> {
     result.err().map(|errors| errors.to_string())
 }
@@ -318,6 +325,23 @@ fn rules_about_changes_of_jobs_refuse_and_let_pass() {
     assert_eq!(job_update_says(same, same), None);
 }
 
+/// What the rules say of a change.
+type Says = fn(&[(&str, Value)], &[(&str, Value)]) -> Option<String>;
+
+#[test]
+fn a_class_never_changes() {
+    let class = |it: &str| ("/spec/class", Value::from(it));
+    let never = "spec.class never changes";
+    for says in [job_update_says as Says, pool_update_says] {
+        let before = [class("trial")];
+        refused(|after| says(&[], after), &[class("trial")], never);
+        refused(|after| says(&before, after), &[], never);
+        refused(|after| says(&before, after), &[class("other")], never);
+        assert_eq!(says(&before, &before), None);
+        assert_eq!(says(&[], &[]), None);
+    }
+}
+
 #[test]
 fn every_rule_is_tested_here() {
     let mut rules = BTreeSet::new();
@@ -330,5 +354,5 @@ fn every_rule_is_tested_here() {
         });
     }
     // A new rule: write both of its cases above, then count it here.
-    assert_eq!(rules.len(), 18, "{rules:#?}");
+    assert_eq!(rules.len(), 20, "{rules:#?}");
 }

@@ -58,7 +58,7 @@ where
     let mut result = prepared;
     for action in others {
         if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
-            result = result.and(one(context, owner, action).await);
+            result = Error::first(result, one(context, owner, action).await);
         }
     }
     let pod = async |action: Action| {
@@ -71,7 +71,7 @@ where
         done
     };
     let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
-    pods.into_iter().fold(result, Result::and)
+    pods.into_iter().fold(result, Error::first)
 }
 
 async fn one<K>(context: &Context, owner: &K, action: Action) -> Result<(), Error>

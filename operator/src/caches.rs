@@ -13,14 +13,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use anyhow::Context as _;
-use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, SERVER_CONTAINER};
-use cadre_crds::{AttentionPool, Readable, TrainingJob};
+use cadre_crds::contract::{LABEL_CLASS, LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
+use cadre_crds::{AttentionPool, Bare as _, Readable, TrainingJob};
 use futures_util::{StreamExt as _, TryStreamExt as _};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{
-    Container, ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec, Service,
-};
+use k8s_openapi::api::core::v1::{Node, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::{Metadata as _, NamespaceResourceScope};
@@ -31,6 +29,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
 
 use crate::api::WATCH_SECONDS;
+use crate::prune::{prune, prune_job, prune_node, prune_pod};
 use crate::recent::version;
 use crate::triggers::{Key, Triggers};
 
@@ -39,6 +38,15 @@ const OURS: &str = "app.kubernetes.io/managed-by=cadre-operator";
 
 /// Objects of a list that are unpruned in memory at the same time.
 const PAGE: u32 = 100;
+
+/// What an operator looks after.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct Scope {
+    /// Namespace; none: all.
+    pub(crate) namespace: Option<String>,
+    /// Class of pools and jobs; none: those without one.
+    pub(crate) class: Option<String>,
+}
 
 /// All stores, and what waits for a controller.
 #[derive(Debug)]
@@ -61,7 +69,9 @@ pub(crate) struct Caches {
 
 impl Caches {
     /// Starts all watches.
-    pub(crate) fn start(client: &Client, namespace: Option<&str>) -> Self {
+    pub(crate) fn start(client: &Client, scope: &Scope) -> Self {
+        let (namespace, own_class) = (scope.namespace.as_deref(), scope.class.clone());
+        let class = own_class.clone();
         let (pool_triggers, job_triggers) = (Triggers::default(), Triggers::default());
         let owned = Owned { pools: pool_triggers.clone(), jobs: job_triggers.clone() };
 
@@ -69,6 +79,7 @@ impl Caches {
         let trainings: Store<Readable<TrainingJob>> = watch(
             scoped(client, namespace),
             all(),
+            move |it: &Readable<TrainingJob>| it.object.class() == class.as_deref(),
             |it| prune(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
@@ -76,9 +87,11 @@ impl Caches {
         );
 
         let (own, jobs, waiting) = (pool_triggers.clone(), job_triggers.clone(), trainings.clone());
+        let class = own_class.clone();
         let pools: Store<Readable<AttentionPool>> = watch(
             scoped(client, namespace),
             all(),
+            move |it: &Readable<AttentionPool>| it.object.class() == class.as_deref(),
             |it| prune(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
@@ -96,34 +109,57 @@ impl Caches {
         let (pods_seen, jobs_seen) = (Arc::<AtomicU64>::default(), Arc::<AtomicU64>::default());
         let (own, known, seen) = (owned.clone(), pools.clone(), pods_seen.clone());
         let labelled = all().labels(LABEL_POOL);
-        let pods: Store<Pod> =
-            watch_noting(scoped(client, namespace), labelled, prune_pod, seen, move |it| {
+        // Whoever may make pods may also make "servers" of another class, which the policy of ours lets pass.
+        let ours_or_trainer = move |it: &Pod| {
+            let label = |key: &str| it.labels().get(key).map(String::as_str);
+            label(LABEL_ROLE) != Some(ROLE_SERVER) || label(LABEL_CLASS) == own_class.as_deref()
+        };
+        let pods: Store<Pod> = watch_noting(
+            scoped(client, namespace),
+            labelled,
+            ours_or_trainer,
+            prune_pod,
+            seen,
+            move |it| {
                 own.pod(it, &known);
-            });
+            },
+        );
 
         let (own, seen) = (owned.clone(), jobs_seen.clone());
-        let jobs: Store<Job> =
-            watch_noting(scoped(client, namespace), ours(), prune_job, seen, move |it| {
+        let jobs: Store<Job> = watch_noting(
+            scoped(client, namespace),
+            ours(),
+            |_| true,
+            prune_job,
+            seen,
+            move |it| {
                 own.owner(&it.metadata);
-            });
+            },
+        );
         let services: Store<Service> = watch_ours(client, namespace, &owned);
         let budgets: Store<PodDisruptionBudget> = watch_ours(client, namespace, &owned);
         let revisions: Store<ControllerRevision> = watch_ours(client, namespace, &owned);
 
         let (there, seen) = (pods.clone(), Mutex::new(BTreeMap::new()));
         let nodes = namespace.is_none().then(|| {
-            watch(Api::all(client.clone()), all(), prune_node, move |it: &Node| {
-                let cordoned = it.spec.as_ref().and_then(|it| it.unschedulable) == Some(true);
-                let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
-                // Heartbeats of nodes are no news.
-                if seen.insert(it.name_any(), cordoned) != Some(cordoned) {
-                    for pod in there.state() {
-                        if crate::observe::node(&pod) == Some(&it.name_any()) {
-                            owned.owner(&pod.metadata);
+            watch(
+                Api::all(client.clone()),
+                all(),
+                |_| true,
+                prune_node,
+                move |it: &Node| {
+                    let cordoned = it.spec.as_ref().and_then(|it| it.unschedulable) == Some(true);
+                    let mut seen = seen.lock().unwrap_or_else(PoisonError::into_inner);
+                    // Heartbeats of nodes are no news.
+                    if seen.insert(it.name_any(), cordoned) != Some(cordoned) {
+                        for pod in there.state() {
+                            if crate::observe::node(&pod) == Some(&it.name_any()) {
+                                owned.owner(&pod.metadata);
+                            }
                         }
                     }
-                }
-            })
+                },
+            )
         });
         let filled = OnceCell::new();
         Self {
@@ -233,13 +269,21 @@ where
     K: Clone + DeserializeOwned + Debug + Send + Sync + 'static,
 {
     let (api, owned) = (scoped(client, namespace), owned.clone());
-    watch(api, ours(), |it: &mut K| prune(it.meta_mut()), move |it| owned.owner(it.meta()))
+    watch(
+        api,
+        ours(),
+        |_| true,
+        |it: &mut K| prune(it.meta_mut()),
+        move |it| owned.owner(it.meta()),
+    )
 }
 
-/// Fills a store from a watch, for ever; `changed` hears of every object that is new, other or gone.
+/// Fills a store from a watch, for ever, with the objects that `keep` takes; `changed` hears of every one that is new, other or
+/// gone.
 fn watch<K>(
     api: Api<K>,
     config: watcher::Config,
+    keep: impl Fn(&K) -> bool + Send + 'static,
     prune: impl Fn(&mut K) + Send + 'static,
     changed: impl Fn(&K) + Send + 'static,
 ) -> Store<K>
@@ -247,13 +291,14 @@ where
     K: Resource<DynamicType = ()> + Clone + DeserializeOwned + Debug + Send + Sync + 'static,
     K::DynamicType: Eq + Hash + Clone + Default,
 {
-    watch_noting(api, config, prune, Arc::default(), changed)
+    watch_noting(api, config, keep, prune, Arc::default(), changed)
 }
 
 /// As [`watch`]; also notes the newest resource version that the store holds.
 fn watch_noting<K>(
     api: Api<K>,
     config: watcher::Config,
+    keep: impl Fn(&K) -> bool + Send + 'static,
     prune: impl Fn(&mut K) + Send + 'static,
     seen: Arc<AtomicU64>,
     changed: impl Fn(&K) + Send + 'static,
@@ -264,7 +309,15 @@ where
 {
     let (store, writer) = reflector::store();
     tokio::spawn(async move {
-        let events = watcher(api, config).default_backoff().modify(prune);
+        let kept = move |event: &watcher::Event<K>| {
+            std::future::ready(match event {
+                watcher::Event::Apply(it)
+                | watcher::Event::Delete(it)
+                | watcher::Event::InitApply(it) => keep(it),
+                watcher::Event::Init | watcher::Event::InitDone => true,
+            })
+        };
+        let events = watcher(api, config).default_backoff().try_filter(kept).modify(prune);
         // A new list is in the store when it is whole.
         let mut listed = 0;
         let noted = reflector::reflector(writer, events).inspect_ok(move |event| match event {
@@ -289,52 +342,6 @@ where
         }
     });
     store
-}
-
-fn prune(meta: &mut ObjectMeta) {
-    meta.managed_fields = None;
-    if let Some(annotations) = &mut meta.annotations {
-        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
-    }
-}
-
-/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
-pub(crate) fn prune_pod(pod: &mut Pod) {
-    prune(&mut pod.metadata);
-    pod.spec = pod.spec.take().map(|it| {
-        let own = it.containers.into_iter().filter(|it| it.name == SERVER_CONTAINER);
-        let image =
-            |it: Container| Container { name: it.name, image: it.image, ..Container::default() };
-        let containers = own.map(image).collect();
-        PodSpec { node_name: it.node_name, containers, ..PodSpec::default() }
-    });
-    if let Some(status) = &mut pod.status {
-        let failed = |it: &ContainerStatus| {
-            let end = it.state.as_ref().and_then(|it| it.terminated.as_ref());
-            end.is_some_and(|it| it.exit_code != 0)
-        };
-        let began = status.init_container_statuses.take().unwrap_or_default();
-        let failed: Vec<_> = began.into_iter().filter(failed).collect();
-        status.init_container_statuses = (!failed.is_empty()).then_some(failed);
-        status.ephemeral_container_statuses = None;
-    }
-}
-
-pub(crate) fn prune_job(job: &mut Job) {
-    prune(&mut job.metadata);
-    if let Some(spec) = &mut job.spec {
-        spec.template = PodTemplateSpec::default();
-    }
-}
-
-fn prune_node(node: &mut Node) {
-    prune(&mut node.metadata);
-    node.metadata.annotations = None;
-    node.status = None;
-    node.spec = node
-        .spec
-        .take()
-        .map(|it| NodeSpec { unschedulable: it.unschedulable, ..NodeSpec::default() });
 }
 
 /// Objects of a store in one namespace.

@@ -13,10 +13,11 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 
-use crate::caches::{Caches, prune_job, prune_pod};
+use crate::caches::{Caches, Scope};
 use crate::control::issuer::Issuer;
 use crate::control::{Known, Told};
 use crate::metrics::Metrics;
+use crate::prune::{prune_job, prune_pod};
 use crate::recent::Recent;
 use crate::report::Pace;
 
@@ -39,15 +40,10 @@ pub(crate) struct Context {
 }
 
 impl Context {
-    pub(crate) fn new(
-        client: Client,
-        settings: Settings,
-        namespace: Option<&str>,
-        issuer: Issuer,
-    ) -> Self {
+    pub(crate) fn new(client: Client, settings: Settings, scope: &Scope, issuer: Issuer) -> Self {
         let reporter = Reporter { controller: MANAGER.into(), instance: None };
         Self {
-            caches: Caches::start(&client, namespace),
+            caches: Caches::start(&client, scope),
             events: Recorder::new(client.clone(), reporter),
             client,
             settings,

@@ -1,7 +1,7 @@
 //! The controllers of pools and of jobs: who looks at which object when.
 //!
 //! In: triggers of the caches, and once all objects. Out: reconciles, a bounded number at a time, never
-//! two of one object. After an error an object is looked at again, later each time.
+//! two of one object. After an error an object is looked at again, later each time, but no later than it asked for.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -25,6 +25,9 @@ use crate::{job, pool};
 
 /// First and longest pause after an error.
 const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_mins(1)];
+
+/// Shortest pause after an error where an earlier look was asked for.
+const SOON: Duration = Duration::from_secs(5);
 
 /// Result of a reconcile.
 #[derive(Debug, Default)]
@@ -128,12 +131,15 @@ async fn one<K, F>(
         .await;
 }
 
-/// Time of the next reconcile after `failures` in a row. An earlier one that was asked for waits
-/// for the pause too, since it would meet the same failure.
+/// Time of the next reconcile after `failures` in a row. One that was asked for meets the same failure, but what it is about
+/// need not have failed: a drain whose time is over, a load to look at. So it waits for no more than [`SOON`].
 fn next(again: Option<Duration>, failures: Option<u32>) -> Action {
     match failures {
         None => again.map_or_else(Action::await_change, Action::requeue),
-        Some(times) => Action::requeue(pause(times)),
+        Some(times) => {
+            let asked = again.map(|it| it.max(SOON));
+            Action::requeue(asked.into_iter().fold(pause(times), Duration::min))
+        }
     }
 }
 
@@ -152,14 +158,24 @@ mod tests {
     use super::*;
 
     #[test]
-    fn failures_in_a_row_are_tried_again_ever_later_whatever_was_wanted_sooner() {
-        let soon = Some(Duration::from_secs(1));
-        assert_eq!(next(soon, None), Action::requeue(Duration::from_secs(1)));
+    fn failures_in_a_row_are_tried_again_ever_later_and_hold_up_nothing_that_is_due() {
+        let seconds = |it| Some(Duration::from_secs(it));
+        let due = |again, failures| next(again, Some(failures));
+        assert_eq!(next(seconds(1), None), Action::requeue(Duration::from_secs(1)));
         assert_eq!(next(None, None), Action::await_change());
-        for again in [soon, None] {
-            assert_eq!(next(again, Some(1)), Action::requeue(Duration::from_secs(1)));
-            assert_eq!(next(again, Some(4)), Action::requeue(Duration::from_secs(8)));
-            assert_eq!(next(again, Some(u32::MAX)), Action::requeue(PAUSES[1]));
+        for (again, failures, expected) in [
+            (None, 1, Duration::from_secs(1)),
+            (None, 4, Duration::from_secs(8)),
+            (None, u32::MAX, PAUSES[1]),
+            // As mode Auto asks for.
+            (seconds(15), u32::MAX, Duration::from_secs(15)),
+            (seconds(15), 2, Duration::from_secs(2)),
+            // What is asked for at once is not met at once again.
+            (seconds(1), 1, Duration::from_secs(1)),
+            (seconds(1), u32::MAX, SOON),
+            (seconds(300), u32::MAX, PAUSES[1]),
+        ] {
+            assert_eq!(due(again, failures), Action::requeue(expected), "{again:?}, {failures}");
         }
     }
 }

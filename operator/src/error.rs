@@ -49,6 +49,14 @@ impl Error {
         (!matches!(self, Self::Stale)).then(failure)
     }
 
+    /// The first of two that is more than [`Self::Stale`], which goes away by itself and would hide the other.
+    pub(crate) fn first(one: Result<(), Self>, other: Result<(), Self>) -> Result<(), Self> {
+        match (one, other) {
+            (Err(Self::Stale), Err(other)) => Err(other),
+            (one, other) => one.and(other),
+        }
+    }
+
     /// Reason, as a condition writes it.
     pub(crate) fn reason(&self) -> &'static str {
         match self {

@@ -23,6 +23,7 @@ mod leader;
 mod metrics;
 mod observe;
 mod pool;
+mod prune;
 mod recent;
 mod release;
 mod report;
@@ -40,6 +41,7 @@ use clap::Parser;
 use kube::Config;
 use tracing_subscriber::EnvFilter;
 
+use crate::caches::Scope;
 use crate::context::Context;
 use crate::control::issuer::Issuer;
 use crate::leader::Patience;
@@ -54,6 +56,9 @@ struct Arguments {
     /// Namespace to look after; left out, all. Nodes are looked at only when it is left out.
     #[arg(long)]
     namespace: Option<String>,
+    /// Class of the pools and jobs to look after, as their spec.class says; left out, those without one.
+    #[arg(long, value_parser = clap::builder::NonEmptyStringValueParser::new())]
+    class: Option<String>,
     /// Where metrics and health are served.
     #[arg(long, default_value = "0.0.0.0:8080")]
     address: SocketAddr,
@@ -76,7 +81,7 @@ struct Arguments {
     /// Objects of one kind that are worked on at the same time.
     #[arg(long, default_value_t = 8)]
     concurrency: u16,
-    /// Take our finalizers off all pools and end, once no operator leads: after an uninstall.
+    /// Take our finalizers off all pools of the class and end, once no operator leads: after an uninstall.
     #[arg(long)]
     release_finalizers: bool,
 }
@@ -101,7 +106,7 @@ async fn main() -> anyhow::Result<()> {
     let client = api::client(config.clone()).context("access to the API server")?;
     // The lease has connections of its own, which wait for nothing else.
     let leases = api::client(config).context("access to the API server")?;
-    let namespace = arguments.namespace.as_deref();
+    let scope = Scope { namespace: arguments.namespace.clone(), class: arguments.class.clone() };
     let place = leader::Place {
         namespace: arguments.lease_namespace.clone(),
         name: arguments.lease.clone(),
@@ -111,10 +116,10 @@ async fn main() -> anyhow::Result<()> {
             .unwrap_or_else(|| format!("pid-{}", std::process::id())),
     };
     if arguments.release_finalizers {
-        return release::all(&client, leases, namespace, &place).await;
+        return release::all(&client, leases, &scope, &place).await;
     }
     let issuer = Issuer::new(arguments.certificates.clone());
-    let context = Arc::new(Context::new(client, settings, namespace, issuer));
+    let context = Arc::new(Context::new(client, settings, &scope, issuer));
     let serving = tokio::spawn(http::serve(arguments.address, context.clone()));
     let work = async {
         let leading = async {

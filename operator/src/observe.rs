@@ -49,7 +49,8 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     };
     let of_servers = servers_service(&name);
     let service = context.caches.services.find(|it| named(&it.metadata, &of_servers));
-    let Servers { reports, holders, complete } = context.told.pool(&(home.clone(), name.clone()));
+    let (told, complete) = context.told.pool(&(home.clone(), name.clone()));
+    let Servers { reports, holders, in_place } = told;
     let of_servers = servers_budget(&name);
     let budget = context.caches.budgets.find(|it| named(&it.metadata, &of_servers));
     let of_home = |it: &ControllerRevision| {
@@ -68,6 +69,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         nodes,
         reports,
         holders,
+        in_place,
         reports_complete: complete,
         memory: context.memory(&object.uid().unwrap_or_default()),
     }

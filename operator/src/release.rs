@@ -1,4 +1,4 @@
-//! Takes our finalizers off all pools, so that an uninstall never hangs on them.
+//! Takes our finalizers off all pools of a class, so that an uninstall never hangs on them.
 //!
 //! In: the lease of the operators. Out: no pool waits for an operator any more. Servers that run then end with their
 //! pods' grace period, as after an eviction.
@@ -6,35 +6,35 @@
 //! It holds the lease meanwhile. An operator that led would guard every pool whose servers are connected again; so
 //! this waits until the last one has ended, and none leads until all pools are free.
 
-use cadre_crds::AttentionPool;
 use cadre_crds::contract::FINALIZER;
+use cadre_crds::{AttentionPool, Bare as _, Readable};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::api::ListParams;
-use kube::core::PartialObjectMeta;
 use kube::{Api, Client};
 
 use crate::apply::finalizers;
-use crate::caches::scoped;
+use crate::caches::{Scope, scoped};
 use crate::error::Error;
 use crate::leader::{self, Patience, Place};
 
 pub(crate) async fn all(
     client: &Client,
     leases: Client,
-    namespace: Option<&str>,
+    scope: &Scope,
     place: &Place,
 ) -> anyhow::Result<()> {
     tracing::info!("waiting for the lease {}: no operator may lead", place.name);
     let lease = leader::acquire(leases, place, Patience::default()).await;
-    let result = release(client, namespace).await;
+    let result = release(client, scope).await;
     lease.give_back().await;
     result
 }
 
-async fn release(client: &Client, namespace: Option<&str>) -> anyhow::Result<()> {
-    let pools: Api<AttentionPool> = scoped(client, namespace);
-    let found = pools.list_metadata(&ListParams::default()).await?;
-    for PartialObjectMeta { metadata, .. } in found {
+async fn release(client: &Client, scope: &Scope) -> anyhow::Result<()> {
+    let pools: Api<Readable<AttentionPool>> = scoped(client, scope.namespace.as_deref());
+    let found = pools.list(&ListParams::default()).await?;
+    let ours = found.into_iter().filter(|it| it.object.class() == scope.class.as_deref());
+    for metadata in ours.map(|it| it.object.metadata) {
         let api: Api<AttentionPool> = scoped(client, metadata.namespace.as_deref());
         let name = metadata.name.clone().unwrap_or_default();
         let mut now = Some(metadata);

@@ -16,7 +16,42 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "cadre.image" -}}
+{{- with .Values.image.digest -}}
+{{ $.Values.image.repository }}@{{ . }}
+{{- else -}}
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+{{- end -}}
+
+{{/* ConfigMap with the issuers of the control service; operators of two classes may serve one namespace. */}}
+{{- define "cadre.controlCa" -}}
+cadre-control-ca{{ with .Values.class }}-{{ . }}{{ end }}
+{{- end -}}
+
+{{/* Policy that lets only the operator make servers; it also says which class is looked after in all namespaces. */}}
+{{- define "cadre.policy" -}}
+cadre-servers{{ with .Values.class }}-{{ . }}{{ end }}
+{{- end -}}
+
+{{/* Priority class of servers without a template. */}}
+{{- define "cadre.priorityClass" -}}
+{{- if .Values.settings.serverPriorityClass -}}
+{{ .Values.settings.serverPriorityClass }}
+{{- else if .Values.priorityClass.enabled -}}
+{{ .Values.priorityClass.name | default (printf "%s-harvest" .Release.Name) }}
+{{- end -}}
+{{- end -}}
+
+{{/* Where the chart's own pods may run. */}}
+{{- define "cadre.nodes" -}}
+{{- with .Values.operator.nodeSelector }}
+nodeSelector:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
+{{- with .Values.operator.tolerations }}
+tolerations:
+  {{- toYaml . | nindent 2 }}
+{{- end }}
 {{- end -}}
 
 {{/* Secret with the control service's certificate. */}}

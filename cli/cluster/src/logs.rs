@@ -6,6 +6,7 @@ use std::io::Write;
 
 use futures_util::{AsyncBufReadExt as _, StreamExt as _, TryStreamExt as _, stream};
 use k8s_openapi::api::core::v1::Pod;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::Api;
 use kube::api::LogParams;
 
@@ -22,25 +23,38 @@ pub struct Wanted {
     pub follow: bool,
     /// Last lines of each pod.
     pub tail: Option<i64>,
-    /// The run before the present one.
+    /// The run before the present one; of a job, the attempt before the newest.
     pub previous: bool,
 }
 
-/// Pods whose logs tell about an object: servers of a pool, trainers of a job's newest attempt. Those without a node have
-/// said nothing.
-pub fn pods<'a>(seen: &'a Seen, home: &str, target: &Target) -> Vec<&'a Pod> {
+/// Pods whose logs tell about an object: servers of a pool, trainers of a job's newest attempt, or of the one before it that
+/// is still there where the `previous` run is wanted. Those without a node have said nothing.
+pub fn pods<'a>(seen: &'a Seen, home: &str, target: &Target, wanted: Wanted) -> Vec<&'a Pod> {
     let mut pods = match target.kind {
         Kind::Pool => seen.pool(home, &target.name).map_or_else(Vec::new, |it| seen.servers(it)),
         Kind::Job => {
             let Some(job) = seen.job(home, &target.name) else { return Vec::new() };
-            let newest = seen.attempt(job).and_then(|it| label(&it.metadata, LABEL_ATTEMPT));
+            let newest = seen.attempt(job).and_then(|it| of_attempt(&it.metadata));
+            let number = |it: &Pod| of_attempt(&it.metadata);
             let mut pods = seen.trainers(job);
-            pods.retain(|it| newest.is_none() || label(&it.metadata, LABEL_ATTEMPT) == newest);
+            if wanted.previous {
+                let before =
+                    pods.iter().filter_map(|it| number(it)).filter(|it| newest > Some(*it));
+                let before = before.max();
+                pods.retain(|it| before.is_some() && number(it) == before);
+            } else {
+                pods.retain(|it| newest.is_none() || number(it) == newest);
+            }
             pods
         }
     };
     pods.retain(|it| node(it).is_some());
     pods
+}
+
+/// Number of the attempt that an object belongs to.
+fn of_attempt(meta: &ObjectMeta) -> Option<u32> {
+    label(meta, LABEL_ATTEMPT)?.parse().ok()
 }
 
 /// Writes the logs of pods, line by line as they come.
@@ -58,6 +72,9 @@ pub async fn print(
     let mut refused = None;
     for pod in pods {
         let named = name(&pod.metadata).to_owned();
+        // A trainer's container runs once: the run before it is another pod.
+        let previous = wanted.previous && of_attempt(&pod.metadata).is_none();
+        let wanted = Wanted { previous, ..wanted };
         let api = Api::<Pod>::namespaced(cluster.client.clone(), namespace(&pod.metadata));
         match api.log_stream(&named, &parameters(pod, wanted)).await {
             Ok(lines) => streams.push(lines.lines().map_ok(move |it| format!("{named} {it}"))),

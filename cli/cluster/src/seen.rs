@@ -5,7 +5,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
+use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
 use cadre_crds::{AttentionPool, TrainingJob};
 use k8s_openapi::api::autoscaling::v2::HorizontalPodAutoscaler;
 use k8s_openapi::api::batch::v1::Job;
@@ -132,7 +132,12 @@ impl Seen {
             let from = namespace(&it.metadata);
             from == home || pool.spec.access.namespaces.iter().any(|it| it == from)
         };
-        sorted(self.of_pool(pool).filter(|it| !is_server(it)).filter(serves))
+        // Those that have ended stay for their logs.
+        let ended = |it: &&Pod| {
+            let phase = it.status.as_ref().and_then(|it| it.phase.as_deref());
+            matches!(phase, Some("Failed" | "Succeeded"))
+        };
+        sorted(self.of_pool(pool).filter(|it| !is_server(it) && !ended(it)).filter(serves))
     }
 
     fn of_pool(&self, pool: &AttentionPool) -> impl Iterator<Item = &Pod> {
@@ -146,9 +151,13 @@ impl Seen {
         sorted(self.pods.iter().filter(ours))
     }
 
-    /// The newest attempt of a job.
+    /// The newest attempt of a job; one before it that stays for its logs is none.
     pub(crate) fn attempt(&self, job: &TrainingJob) -> Option<&Job> {
+        let told = job.status.as_ref().map_or(0, |it| it.attempt);
+        let number =
+            |it: &Job| label(&it.metadata, LABEL_ATTEMPT).and_then(|it| it.parse::<u32>().ok());
         let ours = self.attempts.iter().filter(|it| belongs(&it.metadata, &job.metadata));
+        let ours = ours.filter(|it| number(it).is_none_or(|it| it >= told));
         ours.max_by_key(|it| it.metadata.creation_timestamp.as_ref().map(|it| it.0))
     }
 

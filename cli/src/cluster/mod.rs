@@ -78,15 +78,15 @@ pub(crate) fn logs(options: &LogsOptions) -> Result<String, Error> {
         let cluster = connect(&options.cluster, false).await?;
         let seen = cluster.read().await?;
         let home = &cluster.namespace;
-        let mut pods = logs::pods(&seen, home, &options.object);
+        let wanted =
+            Wanted { follow: options.follow, tail: options.tail, previous: options.previous };
+        let mut pods = logs::pods(&seen, home, &options.object, wanted);
         if let Some(name) = &options.pod {
             pods.retain(|it| it.metadata.name.as_ref() == Some(name));
         }
         if pods.is_empty() {
             return Err(Error::Missing(no_pods(&seen, home, &options.object)));
         }
-        let wanted =
-            Wanted { follow: options.follow, tail: options.tail, previous: options.previous };
         logs::print(&cluster, &pods, wanted, &mut std::io::stdout().lock()).await?;
         Ok(String::new())
     })

@@ -51,7 +51,7 @@ pub(crate) struct LogsOptions {
     /// Last lines of each pod.
     #[arg(long, value_name = "LINES", value_parser = clap::value_parser!(i64).range(0..))]
     pub(crate) tail: Option<i64>,
-    /// The run before the present one.
+    /// The run before the present one; of a job, the attempt before the newest, whose pods stay until another one ends.
     #[arg(short, long, conflicts_with = "follow")]
     pub(crate) previous: bool,
 }

@@ -125,6 +125,13 @@ impl Pool {
         present.filter_map(|(&id, it)| Some((id, it.job.as_ref()?)))
     }
 
+    /// Trainers that serve in place: they have connected, and listen.
+    pub fn in_place(&self) -> usize {
+        let serves = self.facts.as_ref().is_some_and(|it| it.in_place);
+        let jobs = self.jobs.values().filter(|it| serves && !it.over);
+        jobs.flat_map(|it| it.trainers.values()).filter(|it| it.attached && it.listens).count()
+    }
+
     /// The shares by which slots are divided among the attempts that are there.
     pub fn shares(&self) -> impl Iterator<Item = (&JobKey, u32)> {
         self.jobs.iter().map(|(key, it)| (key, it.facts.share))

@@ -196,6 +196,7 @@ fn only_in_a_cluster(tree: &Value) -> Vec<String> {
     const SPEC: &[&str] = &[
         "access",
         "activeDeadlineSeconds",
+        "class",
         "fabric",
         "managedBy",
         "placement",

@@ -11,12 +11,13 @@ use serde_json::{Value, json};
 
 const HERE: &str = "bad-fields";
 /// Fields whose good values only somebody else knows: a profile is a file in the trainer's container, a claim is found by the
-/// scheduler, a path by a node, an image and a Secret by a kubelet, another controller knows its own name, and any text is a
-/// word of a command or the name of a variable.
-const OF_OTHERS: [&str; 10] = [
+/// scheduler, a path by a node, an image and a Secret by a kubelet, another controller knows its own name, another operator its
+/// class, and any text is a word of a command or the name of a variable.
+const OF_OTHERS: [&str; 11] = [
     "spec.attention.profile",
     "spec.checkpoint.claimName",
     "spec.checkpoint.hostPath",
+    "spec.class",
     "spec.managedBy",
     "spec.template.spec.containers[0].env[0].name",
     "spec.template.spec.containers[0].image",

@@ -62,6 +62,10 @@ fn refusals(cluster: &Cluster, server: &str) -> Result<()> {
     refused(create(cluster, &pod("s", "server", "")), "create an AttentionPool")?;
     refused(create(cluster, &pod("s", "trainer", owner)), "create an AttentionPool")?;
     create(cluster, &pod("t", "trainer", ""))?;
+    // Of another class: another operator's policy is about it, and this one takes it for no server.
+    let theirs = pod("theirs", "server, cadre.dev/class: another", "");
+    create(cluster, &theirs)?;
+    cluster.kubectl(&["delete", "pod", "theirs", "--force", "--namespace", HERE])?;
     let change = |verb: &str, name: &str, words: &str| {
         let words: Vec<_> = words.split(' ').collect();
         cluster.kubectl(&[&[verb, "pod", name, "--overwrite", "-n", HERE], &words[..]].concat())
@@ -72,6 +76,7 @@ fn refusals(cluster: &Cluster, server: &str) -> Result<()> {
         ("label", server, "cadre.dev/slot=7", "says which server a pod is"),
         ("label", server, "cadre.dev/slot-", "says which server a pod is"),
         ("label", server, "cadre.dev/pool=other", "says which server a pod is"),
+        ("label", server, "cadre.dev/class=another", "says which server a pod is"),
         ("annotate", server, "cadre.dev/incarnation=9", "says which server a pod is"),
     ] {
         refused(change(verb, name, words), said)?;

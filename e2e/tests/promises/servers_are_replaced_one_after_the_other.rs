@@ -199,7 +199,8 @@ async fn fail(cluster: &Cluster, attempt: &str) -> Result<()> {
     .await
 }
 
-/// Pods of a kind that is not ours serve in place once they carry the pool's label.
+/// Pods of a kind that is not ours are trainers of a pool once they carry its label. None of them serves in place here: their
+/// program never comes.
 async fn joined(cluster: &Cluster) -> Result<()> {
     cluster.apply(HERE, &pool(1).replace("inPlace: false", "inPlace: true"))?;
     let plain = "apiVersion: batch/v1\nkind: Job\nmetadata: {name: plain}\nspec:\n  completions: 3\n  \
@@ -207,8 +208,12 @@ async fn joined(cluster: &Cluster) -> Result<()> {
                  {cadre.dev/pool: p}}\n    spec:\n      restartPolicy: Never\n      containers: \
                  [{name: main, image: 'example.com/torch:1'}]\n";
     cluster.apply(HERE, plain)?;
-    status(cluster, "three trainers in place", |it| it.in_place_servers == 3 && it.ready == 1)
-        .await?;
+    let trainers = |it: &AttentionPoolStatus| {
+        let placed = it.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
+        placed.is_some_and(|it| it.reason != "NoTrainer")
+    };
+    let three = status(cluster, "trainers", |it| trainers(it) && it.ready == 1).await?;
+    ensure!(three.in_place_servers == 0, "{three:?}");
     cluster.kubectl(&["delete", "job", "plain", "--namespace", HERE])?;
-    status(cluster, "no trainer in place", |it| it.in_place_servers == 0).await.map(drop)
+    status(cluster, "no trainer", |it| !trainers(it)).await.map(drop)
 }

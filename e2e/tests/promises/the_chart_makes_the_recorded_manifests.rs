@@ -8,6 +8,7 @@ use std::fs;
 use anyhow::{Context as _, Result, bail, ensure};
 use cadre_e2e::programs::root;
 use cadre_e2e::{Cluster, SYSTEM_NAMESPACE, helm};
+use serde_json::Value;
 
 /// Names of recorded manifests, and the arguments that they are made with.
 const CASES: [(&str, &[&str]); 3] = [
@@ -19,6 +20,8 @@ const CASES: [(&str, &[&str]); 3] = [
             "--set=operator.replicas=1",
             "--set=networkPolicy.enabled=false",
             "--set=image.repository=example.com/cadre,image.tag=v1",
+            "--set=class=team-a",
+            "--set=priorityClass.enabled=false",
             "--set=imagePullSecrets[0].name=registry",
         ],
     ),
@@ -34,17 +37,25 @@ const CASES: [(&str, &[&str]); 3] = [
             "--set=settings.serverTolerations[0].key=gpu,settings.serverTolerations[0].operator=Exists",
             "--set=settings.serverResources.requests.memory=2Gi",
             "--set=operator.nodeSelector.role=system",
+            "--set=operator.tolerations[0].key=system,operator.tolerations[0].operator=Exists",
+            DIGEST,
         ],
     ),
 ];
+/// An image by its digest.
+const DIGEST: &str =
+    "--set=image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 /// Values that the schema refuses, and what it says of them.
-const REFUSED: [(&str, &str); 6] = [
+const REFUSED: [(&str, &str); 9] = [
     ("--set=operator.replica=1", "replica"),
     ("--set=operator.replicas=0", "replicas"),
     ("--set=image.repository=", "repository"),
     ("--set=settings.levels=hostname", "levels"),
     ("--set=settings.serverResources.request.memory=2Gi", "request"),
     ("--set=settings.serverTolerations[0].operator=Exist", "operator"),
+    ("--set=image.digest=sha256:0123", "digest"),
+    ("--set=class=Team", "class"),
+    ("--set=priorityClass.value=low", "value"),
 ];
 
 pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
@@ -58,6 +69,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
         recorded(name, &helm::template(cluster, &named)?)?;
         let rendered = helm::template(cluster, arguments)?;
         ensure!(rendered.contains("kind: Secret"), "{name} has a certificate");
+        same_nodes(cluster, &rendered).context(name)?;
         // Kinds of others are not known to this API server; all of ours are checked field by field.
         let known: Vec<_> = rendered
             .split("\n---\n")
@@ -78,6 +90,23 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
         }
     }
     least_rights(cluster)
+}
+
+/// The pod that an uninstall needs finds a node where the operator's found one, and has its image.
+fn same_nodes(cluster: &Cluster, rendered: &str) -> Result<()> {
+    let parts = rendered.split("\n---\n").filter(|it| it.contains("containers:"));
+    let mut found = Vec::new();
+    for part in parts {
+        let read = cluster.kubectl_with(&["create", "--dry-run=client", "--output=json"], part)?;
+        let value: Value = serde_json::from_str(&read).context("what kubectl has read")?;
+        let pod = &value["spec"]["template"]["spec"];
+        if value["kind"] == "Deployment" || value["kind"] == "Job" {
+            let image = &pod["containers"][0]["image"];
+            found.push([&pod["nodeSelector"], &pod["tolerations"], image].map(Value::clone));
+        }
+    }
+    ensure!(found.len() == 2 && found[0] == found[1], "operator and uninstall differ: {found:#?}");
+    Ok(())
 }
 
 fn recorded(name: &str, rendered: &str) -> Result<()> {

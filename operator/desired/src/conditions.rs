@@ -11,6 +11,8 @@ pub(crate) const STALLED: &str = "Stalled";
 /// Type of the condition that the object is still changing towards its spec; present only while
 /// that is so and nothing stalls it.
 pub(crate) const RECONCILING: &str = "Reconciling";
+/// Longest message of a condition, in characters; the definitions refuse a status with a longer one.
+const LONGEST: usize = 32_768;
 /// Reasons that do not go away by themselves.
 const STALLS: [&str; 6] =
     ["Invalid", "NameTaken", "NoCertificate", "PoolNotFound", "PoolRefuses", "Refused"];
@@ -68,6 +70,7 @@ impl Conditions<'_> {
             Truth::No => "False",
             Truth::Unknown => "Unknown",
         };
+        let message = message.chars().take(LONGEST).collect();
         let old = self.list.iter().position(|it| it.type_ == name);
         let since = match old {
             Some(at) if self.list[at].status == status => {

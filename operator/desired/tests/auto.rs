@@ -97,6 +97,7 @@ impl Replay {
             nodes: BTreeMap::new(),
             reports,
             holders: BTreeMap::new(),
+            in_place: 0,
             reports_complete: true,
             memory: self.memory.clone(),
         }

@@ -20,7 +20,7 @@ use tokio::time::{MissedTickBehavior, interval};
 use super::door::{Answer, Known, identify, job_facts};
 use super::figures::Figures;
 use super::saved::steps_in;
-use super::told::{FIGURES, Gaps, JobFigures, last_words, progress};
+use super::told::{FIGURES, Gaps, JobFigures, Servers, last_words, progress};
 use super::words::{self, Attempt};
 use crate::context::Context;
 use crate::triggers::Key;
@@ -365,7 +365,8 @@ impl Service {
         let named = |id: ServerId| server_name(&key.1, id.index, id.incarnation);
         let holders = pool.holders().map(|(id, job)| (named(id), job.clone())).collect();
         let reports = known.into_iter().map(report).collect();
-        if self.context.told.tell_pool(key, reports, holders, figures) {
+        let in_place = u32::try_from(pool.in_place()).unwrap_or(u32::MAX);
+        if self.context.told.tell_pool(key, Servers { reports, holders, in_place }, figures) {
             self.context.caches.pool_triggers.put(key.clone());
         }
     }

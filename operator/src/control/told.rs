@@ -43,24 +43,23 @@ enum Since {
 #[derive(Debug, Default)]
 struct Inner {
     since: Since,
-    /// Reports that statuses show: by pool, then by the name of the pod.
-    pools: BTreeMap<Key, BTreeMap<String, Report>>,
-    /// Attempts that servers work for: by pool, then by the name of the pod.
-    holders: BTreeMap<Key, BTreeMap<String, JobKey>>,
+    /// What statuses show, by pool.
+    pools: BTreeMap<Key, Servers>,
     /// Newest reports, for metrics.
     live: BTreeMap<Key, BTreeMap<String, Report>>,
     /// Figures of the newest job of each name.
     jobs: BTreeMap<Key, JobFigures>,
 }
 
-/// Reports of a pool's servers, by the name of the pod.
-#[derive(Clone, Debug, Default)]
+/// A pool's servers.
+#[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Servers {
+    /// Reports of the dedicated ones, by the name of the pod.
     pub(crate) reports: BTreeMap<String, Report>,
-    /// The attempts that they work for.
+    /// The attempts that they work for, by the name of the pod.
     pub(crate) holders: BTreeMap<String, JobKey>,
-    /// Whether every connected server is in it.
-    pub(crate) complete: bool,
+    /// Trainers that serve in place.
+    pub(crate) in_place: u32,
 }
 
 /// Progress of a job.
@@ -107,17 +106,15 @@ impl Told {
         self.locked().since = Since::At(Instant::now());
     }
 
-    /// Reports of a pool's servers.
-    pub(crate) fn pool(&self, key: &Key) -> Servers {
+    /// A pool's servers, and whether every connected one is among them.
+    pub(crate) fn pool(&self, key: &Key) -> (Servers, bool) {
         let inner = self.locked();
         let complete = match inner.since {
             Since::Never => true,
             Since::Later => false,
             Since::At(it) => it.elapsed() >= COMPLETE,
         };
-        let reports = inner.pools.get(key).cloned().unwrap_or_default();
-        let holders = inner.holders.get(key).cloned().unwrap_or_default();
-        Servers { reports, holders, complete }
+        (inner.pools.get(key).cloned().unwrap_or_default(), complete)
     }
 
     /// Newest reports of all servers, for metrics; they are not part of any status.
@@ -139,30 +136,22 @@ impl Told {
         self.locked().jobs.get(key).filter(|it| it.uid == uid).cloned().unwrap_or_default()
     }
 
-    /// Stores the reports of a pool; returns whether a reconcile should run at once. With
-    /// `figures`, load goes into the status too.
-    pub(super) fn tell_pool(
-        &self,
-        key: &Key,
-        mut reports: BTreeMap<String, Report>,
-        holders: BTreeMap<String, JobKey>,
-        figures: bool,
-    ) -> bool {
+    /// Stores a pool's servers; returns whether a reconcile should run at once. With `figures`, load
+    /// goes into the status too.
+    pub(super) fn tell_pool(&self, key: &Key, mut servers: Servers, figures: bool) -> bool {
         let mut inner = self.locked();
-        inner.live.insert(key.clone(), reports.clone());
-        let moved = inner.holders.get(key) != Some(&holders);
-        inner.holders.insert(key.clone(), holders);
+        inner.live.insert(key.clone(), servers.reports.clone());
         let before = inner.pools.entry(key.clone()).or_default();
         if !figures {
-            for (pod, report) in &mut reports {
-                let old = before.get(pod).copied().unwrap_or_default();
+            for (pod, report) in &mut servers.reports {
+                let old = before.reports.get(pod).copied().unwrap_or_default();
                 report.busy_ppm = old.busy_ppm;
                 report.slow_factor_percent = old.slow_factor_percent;
             }
         }
-        let changed = *before != reports;
-        *before = reports;
-        changed || moved
+        let changed = *before != servers;
+        *before = servers;
+        changed
     }
 
     /// Tells a job's figures; whether they are new.
@@ -186,7 +175,6 @@ impl Told {
     pub(super) fn forget_pool(&self, key: &Key) {
         let mut inner = self.locked();
         inner.pools.remove(key);
-        inner.holders.remove(key);
         inner.live.remove(key);
     }
 
@@ -229,7 +217,7 @@ mod tests {
     #[test]
     fn servers_are_awaited_from_before_the_service_begins_and_where_there_is_none_never() {
         let key = ("n".to_owned(), "p".to_owned());
-        let complete = |told: &Told| told.pool(&key).complete;
+        let complete = |told: &Told| told.pool(&key).1;
         assert!(complete(&Told::default()));
         let told = Told::awaiting();
         assert!(!complete(&told));
@@ -247,18 +235,18 @@ mod tests {
         let tell = |busy, quarantined, figures| {
             let report = Report { busy_ppm: Some(busy), quarantined, ..Report::default() };
             let reports = [("p-0-0".to_owned(), report)].into();
-            told.tell_pool(&key, reports, BTreeMap::new(), figures)
+            told.tell_pool(&key, Servers { reports, ..Servers::default() }, figures)
         };
         assert!(tell(1, false, true), "a server is new");
         assert!(!tell(2, false, false), "load alone is no news");
-        assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(1));
+        assert_eq!(told.pool(&key).0.reports["p-0-0"].busy_ppm, Some(1));
         assert!(tell(3, true, false), "it is kept out");
-        assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(1));
+        assert_eq!(told.pool(&key).0.reports["p-0-0"].busy_ppm, Some(1));
         assert_eq!(told.live()[0].2.busy_ppm, Some(3), "who asks is told at once");
         assert!(tell(3, true, true));
-        assert_eq!(told.pool(&key).reports["p-0-0"].busy_ppm, Some(3));
+        assert_eq!(told.pool(&key).0.reports["p-0-0"].busy_ppm, Some(3));
         told.forget_pool(&key);
-        assert!(told.pool(&key).reports.is_empty() && told.live().is_empty(), "it is gone");
+        assert!(told.pool(&key).0.reports.is_empty() && told.live().is_empty(), "it is gone");
     }
 
     #[test]

@@ -8,6 +8,7 @@ use cadre_desired::Settings;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair};
 
 use super::server::Server;
+use crate::caches::Scope;
 use crate::context::Context;
 use crate::control::issuer::Issuer;
 use crate::control::{self, Place};
@@ -31,7 +32,7 @@ pub(super) async fn leading(server: &Server, folder: &Path) -> Leading {
     let url = format!("https://127.0.0.1:{port}");
     let settings = Settings { control: url.clone(), ..Settings::default() };
     let issuer = Issuer::new(Some(certificates.clone()));
-    let context = Arc::new(Context::new(server.client(), settings, None, issuer));
+    let context = Arc::new(Context::new(server.client(), settings, &Scope::default(), issuer));
     context.caches.ready().await.expect("the server answers");
     let own = context.clone();
     tokio::spawn(async move { controllers::run(&own, 4).await });

@@ -2,18 +2,21 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod classes;
 mod encryption;
 mod issuers;
 mod leading;
 mod leases;
 mod pods;
 mod refusals;
+mod refused;
 mod rollout;
 mod server;
 mod sharing;
 mod standing;
 mod telling;
 mod versions;
+mod wire;
 
 use std::sync::Arc;
 
@@ -21,6 +24,7 @@ use cadre_crds::contract::FINALIZER;
 use cadre_desired::Settings;
 use serde_json::{Value, json};
 
+use crate::caches::Scope;
 use crate::context::Context;
 use crate::control::issuer::Issuer;
 use crate::leader::{self, Patience, Place};
@@ -34,7 +38,12 @@ async fn operator(server: &Server) -> Arc<Context> {
 }
 
 async fn operator_with(server: &Server, issuer: Issuer) -> Arc<Context> {
-    let context = Arc::new(Context::new(server.client(), Settings::default(), None, issuer));
+    operator_of(server, &Scope::default(), issuer).await
+}
+
+/// An operator that looks after a class.
+async fn operator_of(server: &Server, scope: &Scope, issuer: Issuer) -> Arc<Context> {
+    let context = Arc::new(Context::new(server.client(), Settings::default(), scope, issuer));
     context.caches.ready().await.expect("the server answers");
     let own = context.clone();
     tokio::spawn(async move { controllers::run(&own, 4).await });
@@ -92,7 +101,8 @@ fn said(object: &Value, condition: &str, field: &str) -> String {
 #[tokio::test]
 async fn all_who_wait_for_the_caches_are_woken() {
     let server = Server::new();
-    let context = Context::new(server.client(), Settings::default(), None, Issuer::default());
+    let context =
+        Context::new(server.client(), Settings::default(), &Scope::default(), Issuer::default());
     let (health, leader) = tokio::join!(context.caches.ready(), context.caches.ready());
     health.expect("health hears of it");
     leader.expect("who wants to lead hears of it");
@@ -305,7 +315,7 @@ async fn finalizers_are_released_while_no_operator_can_lead() {
     let operator = leader::acquire(server.client(), &place("operator"), Patience::default()).await;
     operator.give_back().await;
     let uninstall = place("uninstall");
-    release::all(&server.client(), server.client(), None, &uninstall)
+    release::all(&server.client(), server.client(), &Scope::default(), &uninstall)
         .await
         .expect("the pool is released");
 

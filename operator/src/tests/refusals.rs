@@ -2,10 +2,14 @@
 
 use std::path::PathBuf;
 
+use cadre_crds::AttentionPool;
+use cadre_desired::{Action, Object};
+use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 
 use super::server::Server;
 use super::{job, name, operator, operator_with, pool, reason, running, said};
+use crate::apply;
 use crate::control::issuer::Issuer;
 
 const QUOTA: &str =
@@ -148,4 +152,39 @@ async fn told(kind: &str, issuer: Issuer, prepare: impl Fn(&Server)) -> (String,
             })
         })
         .await
+}
+
+#[tokio::test]
+async fn words_that_are_too_long_for_a_condition_are_told_as_far_as_it_goes() {
+    for kind in ["attentionpools", "trainingjobs"] {
+        let resource = if kind == "attentionpools" { "pods" } else { "jobs" };
+        let (reason, message) = told(kind, Issuer::default(), |server| {
+            server.limit(resource, 0, 422, &"é".repeat(40_000));
+        })
+        .await;
+        assert_eq!((reason.as_str(), message.chars().count()), ("Refused", 32_768), "{kind}");
+        assert!(message.starts_with("create "), "{kind}");
+    }
+}
+
+#[tokio::test]
+async fn an_object_that_has_changed_meanwhile_hides_no_refusal() {
+    let server = Server::new();
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(1));
+    let mut before = server.until("the pool", |all| all.get("attentionpools", "p").cloned()).await;
+    before["metadata"]["resourceVersion"] = "0".into();
+    let before: AttentionPool = serde_json::from_value(before).expect("a pool");
+    server.limit("services", 0, 403, "services are refused");
+    let service = || {
+        let mut service = Service::default();
+        service.metadata.name = Some("x".into());
+        Action::Create(Object::Service(Box::new(service)))
+    };
+    for actions in [vec![Action::Guard, service()], vec![service(), Action::Guard]] {
+        let failed = apply::all(&context, &before, actions, Ok(())).await.expect_err("two of two");
+        assert_eq!(failed.reason(), "Forbidden");
+    }
+    let failed = apply::all(&context, &before, vec![Action::Guard], Ok(())).await;
+    assert_eq!(failed.expect_err("it has changed").reason(), "Stale");
 }

@@ -15,11 +15,23 @@ use axum::http::{Method, StatusCode};
 use axum::response::Response;
 use futures_util::stream;
 use kube::Client;
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 use tokio::sync::watch;
+
+use super::wire::{born, merge, parameter, refuse, refuse_with, reply, selected};
 
 /// Resource, namespace and name.
 pub(crate) type Address = (String, String, String);
+
+/// A request that is refused: what it does (`create`, `get`, `patch`, `apply`, `delete`, or `status` for a write of that), to
+/// which resource, with which code and words.
+#[derive(Clone, Debug)]
+pub(crate) struct Refused {
+    pub(crate) verb: &'static str,
+    pub(crate) resource: &'static str,
+    pub(crate) code: u16,
+    pub(crate) words: String,
+}
 
 /// The server; clones are the same one.
 #[derive(Clone)]
@@ -37,6 +49,8 @@ struct Inner {
     limits: BTreeMap<String, (usize, u16, String)>,
     /// How many of the next calls are never answered, by resource.
     swallowed: BTreeMap<String, usize>,
+    /// What is refused besides, and how often it was.
+    refused: Option<(Refused, usize)>,
 }
 
 impl Server {
@@ -59,7 +73,7 @@ impl Server {
             loop {
                 {
                     let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-                    if let Some(found) = holds(&Objects(&inner.objects)) {
+                    if let Some(found) = holds(&Objects(&inner.objects, inner.times())) {
                         return found;
                     }
                 }
@@ -88,6 +102,23 @@ impl Server {
     pub(crate) fn limit(&self, resource: &str, most: usize, code: u16, words: &str) {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         inner.limits.insert(resource.to_owned(), (most, code, words.to_owned()));
+    }
+
+    /// Refuses requests from now on.
+    pub(crate) fn refuse(&self, refused: Refused) {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        inner.refused = Some((refused, 0));
+    }
+
+    /// The answer to a request that is refused.
+    fn refusal(&self, verb: &str, resource: &str) -> Option<Response> {
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let (refused, times) = inner.refused.as_mut()?;
+        if (refused.verb, refused.resource) != (verb, resource) {
+            return None;
+        }
+        *times += 1;
+        Some(refuse_with(refused.code, &refused.words))
     }
 
     /// Never answers so many of the next calls for a resource of a group in a namespace. Every other one is done.
@@ -150,10 +181,21 @@ impl Server {
     }
 }
 
-/// What is there.
-pub(crate) struct Objects<'a>(&'a BTreeMap<Address, Value>);
+impl Inner {
+    fn times(&self) -> usize {
+        self.refused.as_ref().map_or(0, |it| it.1)
+    }
+}
+
+/// What is there, and how often something was refused.
+pub(crate) struct Objects<'a>(&'a BTreeMap<Address, Value>, usize);
 
 impl Objects<'_> {
+    /// How often [`Server::refuse`] was obeyed.
+    pub(crate) fn refusals(&self) -> usize {
+        self.1
+    }
+
     /// Objects of one resource, by name.
     pub(crate) fn of(&self, resource: &str) -> Vec<&Value> {
         self.0.iter().filter(|(it, _)| it.0 == resource).map(|(_, object)| object).collect()
@@ -161,33 +203,6 @@ impl Objects<'_> {
 
     pub(crate) fn get(&self, resource: &str, name: &str) -> Option<&Value> {
         self.of(resource).into_iter().find(|it| it["metadata"]["name"] == name)
-    }
-}
-
-fn born(namespace: &str, name: &str) -> Value {
-    json!({"metadata": {
-        "namespace": namespace,
-        "name": name,
-        "generation": 1,
-        "creationTimestamp": "2026-01-01T00:00:00Z",
-    }})
-}
-
-/// JSON merge patch, RFC 7396.
-fn merge(object: &mut Value, change: &Value) {
-    let Value::Object(change) = change else {
-        *object = change.clone();
-        return;
-    };
-    if !object.is_object() {
-        *object = Value::Object(Map::new());
-    }
-    for (key, value) in change {
-        if value.is_null() {
-            object.as_object_mut().expect("made one").remove(key);
-        } else {
-            merge(&mut object[key], value);
-        }
     }
 }
 
@@ -224,6 +239,18 @@ async fn answered(server: Server, request: Request) -> Response {
         .headers
         .get("content-type")
         .is_some_and(|it| it.as_bytes().starts_with(b"application/apply-patch"));
+    let verb = match parts.method {
+        Method::POST => "create",
+        Method::PATCH if rest.get(2) == Some(&"status") => "status",
+        Method::PATCH if applies => "apply",
+        Method::PATCH => "patch",
+        Method::DELETE => "delete",
+        _ if rest.len() > 1 => "get",
+        _ => "list",
+    };
+    if let Some(refusal) = server.refusal(verb, resource) {
+        return refusal;
+    }
     let Some(name) = rest.get(1) else {
         return match parts.method {
             Method::POST => server.create(resource, namespace, &body),
@@ -252,7 +279,7 @@ impl Server {
     fn review(&self, body: &Value) -> Response {
         let pod = body["spec"]["token"].as_str().unwrap_or_default().strip_prefix("token of ");
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let objects = Objects(&inner.objects);
+        let objects = Objects(&inner.objects, 0);
         let pod = pod.and_then(|it| objects.get("pods", it));
         let status = match pod.map(|it| &it["metadata"]) {
             Some(meta) => json!({
@@ -281,7 +308,7 @@ impl Server {
                 "a Service's name begins with a letter, before Kubernetes 1.36",
             );
         }
-        let there = Objects(&inner.objects).of(resource).len();
+        let there = Objects(&inner.objects, 0).of(resource).len();
         if let Some((_, code, words)) = inner.limits.get(resource).filter(|it| there >= it.0) {
             return refuse_with(*code, &words.replace("NAME", &name));
         }
@@ -300,6 +327,12 @@ impl Server {
             }
         }
         if of_status {
+            // As the definitions say.
+            let said = body["status"]["conditions"].as_array().into_iter().flatten();
+            let longest = said.filter_map(|it| it["message"].as_str()).map(|it| it.chars().count());
+            if longest.max() > Some(32_768) {
+                return refuse_with(422, "status.conditions: Too long: may not be more than 32768");
+            }
             object["status"] = body["status"].clone();
         } else {
             merge(&mut object, body);
@@ -320,7 +353,7 @@ impl Server {
 
     fn list(&self, resource: &str, query: &str) -> Response {
         let inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
-        let objects = Objects(&inner.objects);
+        let objects = Objects(&inner.objects, 0);
         let items: Vec<_> =
             objects.of(resource).into_iter().filter(|it| selected(it, query)).cloned().collect();
         let version = self.version.borrow().to_string();
@@ -352,38 +385,4 @@ impl Server {
         });
         Response::new(Body::from_stream(events))
     }
-}
-
-fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {
-    query.split('&').find_map(|it| it.strip_prefix(name)?.strip_prefix('='))
-}
-
-/// Selectors of the forms `key` and `key=value`.
-fn selected(object: &Value, query: &str) -> bool {
-    let Some(selector) = parameter(query, "labelSelector") else { return true };
-    let selector = selector.replace("%2F", "/").replace("%3D", "=");
-    let labels = &object["metadata"]["labels"];
-    match selector.split_once('=') {
-        Some((key, value)) => labels[key] == value,
-        None => !labels[&selector].is_null(),
-    }
-}
-
-fn reply(object: &Value) -> Response {
-    Response::new(Body::from(object.to_string()))
-}
-
-fn refuse(code: u16) -> Response {
-    refuse_with(code, "refused")
-}
-
-fn refuse_with(code: u16, words: &str) -> Response {
-    let reason = if code == 404 { "NotFound" } else { "Refused" };
-    let status = json!({
-        "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code,
-        "message": words, "reason": reason, "metadata": {},
-    });
-    let mut response = reply(&status);
-    *response.status_mut() = StatusCode::from_u16(code).expect("a code of HTTP");
-    response
 }

@@ -48,6 +48,43 @@ fn conduct(who: &(Endpoint, Hello), job: &str, told: &UnboundedSender<(String, V
     }
 }
 
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_serves_in_place_once_it_has_come_and_listens() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = Server::new();
+    // Two trainers of a kind that is not ours; both pods are ready before there is a pool.
+    let labels = json!({"cadre.dev/pool": "p", "cadre.dev/job": "theirs"});
+    for own in ["first", "second"] {
+        server.put("pods", own, &json!({"metadata": {"labels": labels}}));
+        server.put("pods", own, &running());
+    }
+    let operator = leading(&server, folder.path()).await;
+    let spec = json!({"replicas": 1, "inPlace": true});
+    let in_place =
+        json!({"apiVersion": "cadre.dev/v1alpha1", "kind": "AttentionPool", "spec": spec});
+    server.put("attentionpools", "p", &in_place);
+    server
+        .until("a look", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            (!pool["status"].is_null()).then(|| assert_eq!(pool["status"]["inPlaceServers"], 0))
+        })
+        .await;
+    let pod = server.until("the pod", |all| all.get("pods", "first").cloned()).await;
+    let mut hello = hello(Role::Trainer, DATA_VERSION);
+    hello.trainers = 1;
+    let who = called(&operator, &pod, hello);
+    let (sender, _views) = unbounded_channel();
+    thread::spawn(move || conduct(&who, "theirs", &sender));
+    server
+        .until("one of two", |all| {
+            let pool = all.get("attentionpools", "p")?;
+            let available = pool["status"]["conditions"].as_array()?.iter();
+            let serves = available.clone().any(|it| it["reason"] == "Serving");
+            (pool["status"]["inPlaceServers"] == 1 && serves).then_some(())
+        })
+        .await;
+}
+
 /// Servers that a view names.
 fn filled(view: &View) -> usize {
     view.slots.iter().filter(|it| it.server.is_some()).count()

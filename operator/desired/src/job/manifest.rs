@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
-    ANNOTATION_CHECKPOINT, ANNOTATION_ENCRYPTION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
-    CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX, CADRE_JOB, CADRE_MEMORY_MIB,
-    CADRE_POOL, CADRE_PROFILE, CADRE_RESUME, CADRE_ROLE, CADRE_TOLERANCE, GROUP_RANK,
-    LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT,
-    PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK, PET_NPROC_PER_NODE, RANK,
-    ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
+    ANNOTATION_CHECKPOINT, ANNOTATION_ENCRYPTION, ANNOTATION_GENERATION, ANNOTATION_IN_A_ROW,
+    ANNOTATION_RESTARTS, CADRE_ATTEMPT, CADRE_CHECKPOINTS, CADRE_INCARNATION, CADRE_INDEX,
+    CADRE_JOB, CADRE_MEMORY_MIB, CADRE_POOL, CADRE_PROFILE, CADRE_RESUME, CADRE_ROLE,
+    CADRE_TOLERANCE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK, LOCAL_WORLD_SIZE,
+    MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK,
+    PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -86,6 +86,10 @@ pub(crate) fn job(
                 (ANNOTATION_RESTARTS.to_owned(), restarts.all.to_string()),
                 (ANNOTATION_IN_A_ROW.to_owned(), restarts.in_a_row.to_string()),
                 (ANNOTATION_CHECKPOINT.to_owned(), checkpoint(observed).to_string()),
+                (
+                    ANNOTATION_GENERATION.to_owned(),
+                    object.metadata.generation.unwrap_or_default().to_string(),
+                ),
                 (
                     ANNOTATION_ENCRYPTION.to_owned(),
                     encryption::word(encryption::next(object)).to_owned(),

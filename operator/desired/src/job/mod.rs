@@ -37,7 +37,8 @@ use crate::names::is_owned;
 use crate::settings::Settings;
 pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
-use stage::{Attempt, Stage, attempts};
+use seen::all_ours;
+use stage::{Attempt, Stage, attempts, newest};
 pub use status::status;
 
 /// Seconds after which pods that should be gone are looked at again.
@@ -93,7 +94,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
     let has_workers = has_workers || is_invalid && all.iter().any(runs);
     let delete = |job: &Job| Action::Delete(Reference::new(Kind::Job, &job.metadata));
     let mut decision = Decision { has_workers, ..Decision::default() };
-    note(observed, &stage, &all, now, &mut decision);
+    note(observed, &stage, now, &mut decision);
     match &stage {
         Stage::Deleted
         | Stage::Foreign
@@ -103,8 +104,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
         | Stage::Failed(_) => {}
         Stage::Finished { at } => {
             // What a failed job still has running ends; the last attempt stays for its logs.
-            let unfinished = all.iter().filter(|it| !it.has_failed() && !it.is_complete());
-            decision.actions.extend(unfinished.map(|it| delete(it.job)));
+            let ended: Vec<_> =
+                all.iter().filter(|it| it.has_failed() || it.is_complete()).collect();
+            let stays = ended.last().map(|it| it.number);
+            let others = all.iter().filter(|it| Some(it.number) != stays);
+            decision.actions.extend(others.map(|it| delete(it.job)));
             if let Some(ttl) = observed.job.spec.ttl_seconds_after_finished {
                 let left = at.as_second() + i64::from(ttl) - now.as_second();
                 if left <= 0 {
@@ -115,14 +119,16 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             }
         }
         Stage::Suspended | Stage::Late { .. } => {
-            decision.actions.extend(all.iter().map(|it| delete(it.job)));
+            let stays = kept(&all).map(|it| it.number);
+            let others = all.iter().filter(|it| Some(it.number) != stays);
+            decision.actions.extend(others.map(|it| delete(it.job)));
         }
         Stage::Failing(_) => decision.again = Some(LOOK_AGAIN_SECONDS),
         Stage::Waiting { restarts, .. } => {
             // An attempt with a pod on a lost node would run for ever, so it is deleted. If it is
             // the proof that a restart counts, it is deleted only after the status has the count.
             let counted = observed.job.status.as_ref().map_or(0, |it| it.restarts);
-            let newest = all.last().map(|it| it.number);
+            let newest = newest(observed).map(|it| it.number);
             let is_told = |it: &Attempt<'_>| counted >= restarts.all || Some(it.number) != newest;
             let ends = all.iter().filter(|it| !it.is_over() && is_told(it));
             decision.actions.extend(ends.map(|it| delete(it.job)));
@@ -135,28 +141,30 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
         }
         Stage::Active { number } => {
             ensure_service(observed, &mut decision);
-            let older = all.iter().filter(|it| it.number < *number);
-            decision.actions.extend(older.map(|it| delete(it.job)));
+            // The one that ended last stays for its logs until another one ends.
+            let older: Vec<_> = all.iter().copied().filter(|it| it.number < *number).collect();
+            let stays = kept(&older).map(|it| it.number);
+            let others = older.iter().filter(|it| Some(it.number) != stays);
+            decision.actions.extend(others.map(|it| delete(it.job)));
             let late = stage::deadline(observed).map(|it| (it - now.as_second()).max(1));
             // A pod whose node is lost is never news again.
-            let leaves = observed.pods.iter().any(|it| it.metadata.deletion_timestamp.is_some());
+            let leaves = all_ours(observed).any(|it| it.metadata.deletion_timestamp.is_some());
             let leaves = leaves.then_some(LOOK_AGAIN_SECONDS);
-            let patience = all.last().and_then(|it| failure::patience(observed, it, now));
+            let patience = newest(observed).and_then(|it| failure::patience(observed, &it, now));
             decision.again = late.into_iter().chain(leaves).chain(patience).min();
         }
     }
     decision
 }
 
+/// The attempt whose pods stay for their logs: of those that have ended by themselves, the newest.
+fn kept<'a>(all: &[Attempt<'a>]) -> Option<Attempt<'a>> {
+    all.iter().copied().rfind(Attempt::is_over)
+}
+
 /// What ended the newest attempt, noted on its Job before anything follows from it: the pods that show it are gone
 /// soon.
-fn note(
-    observed: &Observed,
-    stage: &Stage,
-    all: &[Attempt<'_>],
-    now: Timestamp,
-    decision: &mut Decision,
-) {
+fn note(observed: &Observed, stage: &Stage, now: Timestamp, decision: &mut Decision) {
     let (Stage::Active { .. }
     | Stage::Failing(_)
     | Stage::Failed(_)
@@ -166,8 +174,8 @@ fn note(
     else {
         return;
     };
-    let Some(newest) = all.last() else { return };
-    if let Some(text) = failure::unwritten(observed, newest, now) {
+    let Some(newest) = newest(observed) else { return };
+    if let Some(text) = failure::unwritten(observed, &newest, now) {
         let object = Reference::new(Kind::Job, &newest.job.metadata);
         decision.actions.push(Action::Note { object, annotation: ANNOTATION_ENDED, text });
     }

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::Observed;
 use super::failure::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
 use super::stage::Attempt;
-use crate::names::{label, name};
+use crate::names::{self, label, name};
 use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
 
 /// Exit codes of a trainer that was stopped by SIGTERM, and after that by SIGKILL.
@@ -126,13 +126,29 @@ fn is_stopped(how: &How) -> bool {
     }
 }
 
+/// The pods of the job's attempts, also of those that are gone. A pod of another kind may join the pool under the job's name:
+/// it has no attempt, or its owner is none.
+pub(super) fn all_ours(observed: &Observed) -> impl Iterator<Item = &Pod> {
+    let is_ours = move |pod: &&Pod| {
+        let number = label(&pod.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok());
+        let Some(number) = number else { return false };
+        let own = names::attempt(name(&observed.job.metadata), number);
+        let mut owners = pod.metadata.owner_references.iter().flatten();
+        // Of a Job that was deleted without them they have no owner any more.
+        owners
+            .find(|it| it.controller == Some(true))
+            .is_none_or(|it| it.kind == "Job" && it.name == own)
+    };
+    observed.pods.iter().filter(is_ours)
+}
+
 pub(super) fn pods<'a>(
     observed: &'a Observed,
     attempt: &Attempt<'_>,
 ) -> impl Iterator<Item = &'a Pod> {
     let number = attempt.number.to_string();
     let of_attempt = move |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
-    observed.pods.iter().filter(of_attempt)
+    all_ours(observed).filter(of_attempt)
 }
 
 pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {

@@ -4,8 +4,8 @@
 
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
-    ANNOTATION_CHECKPOINT, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS, LABEL_ATTEMPT, LABEL_QUEUE,
-    MANAGED_BY,
+    ANNOTATION_CHECKPOINT, ANNOTATION_GENERATION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
+    LABEL_ATTEMPT, LABEL_QUEUE, MANAGED_BY,
 };
 use cadre_crds::validate::{self, Refusal};
 use k8s_openapi::api::batch::v1::Job;
@@ -13,6 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::failure::{Cause, RESTARTS_USED_UP, Verdict, is_lost, judge, stands};
+use super::seen::all_ours;
 use crate::conditions::is_true;
 use crate::names::{annotation, is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -84,6 +85,8 @@ pub(crate) struct Attempt<'a> {
     pub(crate) restarts: Restarts,
     /// Steps in the newest checkpoint that was heard of before it.
     checkpoint: u64,
+    /// Of the spec that it was made from; 0 where another build made it.
+    pub(crate) generation: i64,
     pub(crate) job: &'a Job,
 }
 
@@ -128,6 +131,13 @@ pub(crate) fn attempts(observed: &Observed) -> Vec<Attempt<'_>> {
     attempts
 }
 
+/// The attempt that counts. One before it that is kept for its logs says nothing of the job any more, also where the newest
+/// is gone.
+pub(crate) fn newest(observed: &Observed) -> Option<Attempt<'_>> {
+    let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
+    attempts(observed).pop().filter(|it| it.number >= told)
+}
+
 fn attempt(job: &Job) -> Option<Attempt<'_>> {
     let number = label(&job.metadata, LABEL_ATTEMPT)?.parse().ok()?;
     let noted = |it| annotation(&job.metadata, it);
@@ -136,7 +146,8 @@ fn attempt(job: &Job) -> Option<Attempt<'_>> {
     // An operator that did not tell them apart wrote one number.
     let restarts = Restarts { all, in_a_row: count(ANNOTATION_IN_A_ROW).unwrap_or(all) };
     let checkpoint = noted(ANNOTATION_CHECKPOINT).and_then(|it| it.parse().ok()).unwrap_or(0);
-    Some(Attempt { number, restarts, checkpoint, job })
+    let generation = noted(ANNOTATION_GENERATION).and_then(|it| it.parse().ok()).unwrap_or(0);
+    Some(Attempt { number, restarts, checkpoint, generation, job })
 }
 
 /// Restarts by the status, where no attempt is left to say them: those before a checkpoint that was heard of since are no
@@ -179,8 +190,8 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Stage {
     if let Some(refusal) = observed.unreadable.clone().or_else(|| validate::job(job).err()) {
         return Stage::Invalid(refusal);
     }
-    let all = attempts(observed);
-    let newest = all.last();
+    let newest = newest(observed);
+    let newest = newest.as_ref();
     if newest.is_some_and(Attempt::is_complete) {
         return Stage::Completed;
     }
@@ -228,7 +239,7 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
-    if is_over && observed.pods.iter().all(|it| is_quiet(it, now)) {
+    if is_over && all_ours(observed).all(|it| is_quiet(it, now)) {
         Stage::Start { number, restarts, after }
     } else {
         Stage::Waiting { number, restarts, after }

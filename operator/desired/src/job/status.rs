@@ -12,14 +12,15 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
+use super::seen::all_ours;
 use super::stage::{
-    Attempt, Obstacle, Stage, attempts, checkpoint, is_reopened, obstacle, of, told, was_taken_back,
+    Attempt, Obstacle, Stage, checkpoint, is_reopened, newest, obstacle, of, told, was_taken_back,
 };
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
-use crate::pod::{State, node, state, stuck, unscheduled};
+use crate::pod::{State, is_quiet, node, state, stuck, unscheduled};
 
 /// The status of a job, unless it is not ours to write.
 pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJobStatus> {
@@ -36,7 +37,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         conditions.set("Degraded", refused(applied.failure()));
         return Some(status);
     }
-    let newest = attempts(observed).last().copied();
+    let newest = newest(observed);
     let reopened = is_reopened(&observed.job);
     status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
     status.failovers = status.failovers.max(observed.failovers);
@@ -47,6 +48,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let mut in_a_row = told(observed).in_a_row;
     if let Some(newest) = newest {
         status.attempt = status.attempt.max(newest.number);
+        status.attempt_generation = newest.generation;
         status.restarts = status.restarts.max(newest.restarts.all);
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
@@ -75,6 +77,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
     let running = match (&stage, applied.failure()) {
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
+        (Stage::Waiting { .. }, _) => waits(observed, running(&stage, &pods, wanted, None), now),
         (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
     };
     let running = Said { message: running.message + &edited, ..running };
@@ -155,7 +158,7 @@ fn way_on(observed: &Observed) -> String {
 fn pods<'a>(observed: &'a Observed, newest: Option<&Attempt<'_>>) -> Vec<&'a Pod> {
     let Some(number) = newest.map(|it| it.number.to_string()) else { return Vec::new() };
     let of_attempt = |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
-    let mut pods: Vec<_> = observed.pods.iter().filter(of_attempt).collect();
+    let mut pods: Vec<_> = all_ours(observed).filter(of_attempt).collect();
     pods.retain(|it| state(it) != State::Leaving);
     pods.sort_by_key(|it| name(&it.metadata).to_owned());
     pods
@@ -233,6 +236,15 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
     }
 }
 
+/// Names a pod that the next attempt waits for.
+fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
+    let waited = all_ours(observed).filter(|it| !is_quiet(it, now)).map(|it| name(&it.metadata));
+    match waited.min() {
+        Some(pod) => Said { message: format!("{}; it waits for pod {pod}", said.message), ..said },
+        None => said,
+    }
+}
+
 /// Each attempt is a workload of its own to the queue.
 fn queued(attempt: u32) -> Said {
     if attempt <= 1 {
@@ -253,7 +265,7 @@ fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
     match obstacle {
         Obstacle::PoolNotFound => (
             "PoolNotFound",
-            "spec.attention.poolRef names no AttentionPool; create it, or correct the reference",
+            "spec.attention.poolRef names no AttentionPool with the job's spec.class; create it, or correct one of the two",
         ),
         Obstacle::PoolRefuses => (
             "PoolRefuses",

@@ -13,8 +13,8 @@ use crate::podspec::{complete, empty, mount, variable, volume};
 use crate::settings::Settings;
 use cadre_crds::contract::{
     ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, CADRE_INCARNATION, CADRE_INDEX,
-    CADRE_POOL, CADRE_ROLE, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE, LABEL_SLOT,
-    ROLE_SERVER, ROLE_TRAINER, SERVER_CONTAINER,
+    CADRE_POOL, CADRE_ROLE, LABEL_CLASS, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE,
+    LABEL_SLOT, ROLE_SERVER, ROLE_TRAINER, SERVER_CONTAINER,
 };
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Colocation};
 use k8s_openapi::api::core::v1::{
@@ -66,6 +66,8 @@ pub(crate) fn server(
     labels.extend(queue_labels(&pool.metadata));
     labels.insert(LABEL_SLOT.into(), start.slot.to_string());
     labels.insert(LABEL_REVISION.into(), revision.digest.clone());
+    labels.remove(LABEL_CLASS);
+    labels.extend(observed.pool.spec.class.iter().map(|it| (LABEL_CLASS.to_owned(), it.clone())));
     let mut annotations = from.annotations.unwrap_or_default();
     annotations.insert(ANNOTATION_INCARNATION.into(), start.incarnation.to_string());
     annotations.insert(ANNOTATION_FAILURES.into(), start.failures.to_string());

@@ -85,6 +85,8 @@ pub struct Observed {
     pub reports: BTreeMap<String, Report>,
     /// The attempts that servers work for, by the name of the pod.
     pub holders: BTreeMap<String, JobKey>,
+    /// Trainers that serve in place.
+    pub in_place: u32,
     /// Whether every connected server has had time to report. If so, a server that is not in
     /// `reports` is not connected.
     pub reports_complete: bool,

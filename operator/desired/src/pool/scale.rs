@@ -142,8 +142,8 @@ fn wish(load: u64, busy: u64, target_percent: u32, current: u32) -> u32 {
     current
 }
 
-/// The number that was decided last: mode `Auto`'s own, before its first decision and in the other
-/// modes the spec's.
+/// The number that was decided last: mode `Auto`'s own, and in the other modes the spec's. Before its first decision, and where
+/// that is lost with the status, `Auto` begins with the spec's, or with the servers that are there, if these are more.
 pub(crate) fn decided(observed: &Observed) -> u32 {
     let pool = &observed.pool;
     let scaling = &pool.spec.scaling;
@@ -153,7 +153,9 @@ pub(crate) fn decided(observed: &Observed) -> u32 {
     let told = pool.status.as_ref().and_then(|it| it.last_scale_decision.as_ref());
     let last = observed.memory.decision.as_ref().or(told);
     let most = scaling.max.unwrap_or(pool.spec.replicas).max(scaling.min);
-    last.map_or(pool.spec.replicas, |it| it.to).clamp(scaling.min, most)
+    let there = || servers(observed).iter().filter(|it| it.stays()).count();
+    let begin = || u32::try_from(there()).unwrap_or(u32::MAX).max(pool.spec.replicas);
+    last.map_or_else(begin, |it| it.to).clamp(scaling.min, most)
 }
 
 /// Work at hand.

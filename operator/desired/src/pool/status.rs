@@ -21,7 +21,7 @@ use super::{Observed, refusal};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{is_owned, name, server_selector};
-use crate::pod::{State, condition, end, state, stuck, unscheduled};
+use crate::pod::{State, condition, end, stuck, unscheduled};
 use crate::settings::Settings;
 
 /// Nothing is to come.
@@ -67,8 +67,12 @@ pub fn status(
     status.quarantined = number(
         all.iter().filter(|it| it.is_present() && it.report.is_some_and(|it| it.quarantined)),
     );
-    let in_place = observed.trainers.iter().filter(|it| state(it) == State::Ready);
-    status.in_place_servers = if pool.spec.in_place { number(in_place) } else { 0 };
+    status.in_place_servers = match (pool.spec.in_place, observed.reports_complete) {
+        (false, _) => 0,
+        (true, true) => observed.in_place,
+        // Who is not back at a new leader yet goes on serving.
+        (true, false) => observed.in_place.max(status.in_place_servers),
+    };
     let selector = server_selector(name(&pool.metadata));
     let selector = selector.iter().map(|(key, value)| format!("{key}={value}"));
     status.selector = selector.collect::<Vec<_>>().join(",");

@@ -20,7 +20,7 @@ use super::Observed;
 use super::manifest::levels;
 use super::revision::{at_once_now, digest};
 use super::server::{POOL_DELETED, QUARANTINED, SHRINK, Server, TEMPLATE_CHANGED};
-use crate::pod::{State, node};
+use crate::pod::{State, node, state};
 use crate::settings::Settings;
 
 pub(crate) fn choose<'s, 'a>(
@@ -120,7 +120,9 @@ impl<'a> Places<'a> {
         servers: impl Iterator<Item = &'a str>,
     ) -> Self {
         let nodes = &observed.nodes;
-        let trainers: BTreeSet<_> = observed.trainers.iter().filter_map(|it| node(it)).collect();
+        // Pods that have ended stay for their logs.
+        let train = observed.trainers.iter().filter(|it| state(it) != State::Ended);
+        let trainers: BTreeSet<_> = train.filter_map(|it| node(it)).collect();
         let places =
             |key: &String| trainers.iter().filter_map(|it| place(nodes, key, it)).collect();
         let with_trainers = levels.iter().map(places).collect();

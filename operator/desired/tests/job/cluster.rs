@@ -8,11 +8,11 @@ use cadre_desired::job::{LastWords, Observed, decide, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
 use proptest::prelude::*;
 use serde_json::json;
 
-use super::kubernetes::has;
+use super::kubernetes::{has, is_theirs};
 use super::refusals::{REFUSALS, words};
 use super::world::{Clock, settings};
 
@@ -41,6 +41,8 @@ pub(crate) struct World {
     pub(crate) failure: Option<Failure>,
     /// Why Jobs fail, by name, as their controller has decided.
     pub(crate) decided: BTreeMap<String, (String, String)>,
+    /// What was done since something else happened: none of it is done again.
+    pub(crate) done: Vec<Action>,
 }
 
 impl World {
@@ -78,6 +80,7 @@ impl World {
             refused: BTreeSet::new(),
             failure: None,
             decided: BTreeMap::new(),
+            done: Vec::new(),
         };
         world.make_pool();
         world
@@ -121,6 +124,8 @@ impl World {
                 let refused = Failure { reason: "Forbidden", message: name.to_owned() };
                 failure.get_or_insert(refused);
             } else if !(makes && failure.is_some()) {
+                assert!(!self.done.contains(&action), "nothing has changed since: {action:?}");
+                self.done.push(action.clone());
                 self.carry_out(action);
             }
         }
@@ -144,7 +149,7 @@ impl World {
                     let lost = late.is_some_and(|it| it.0.as_second() + 10 <= self.clock.second);
                     !lost && !matches!(phase, Some("Failed" | "Succeeded"))
                 };
-                let other = self.pods.iter().find(computes);
+                let other = self.pods.iter().filter(|it| !is_theirs(it)).find(computes);
                 assert!(other.is_none(), "an attempt starts beside another's pod");
                 let is_over = |it: &&Job| has(it, "FailureTarget") || has(it, "Complete");
                 let other = self.jobs.iter().find(|it| !is_over(it));
@@ -161,17 +166,15 @@ impl World {
             }
             Action::Delete(which) => {
                 assert_eq!(which.kind, Kind::Job);
-                let Some(at) =
-                    self.jobs.iter().position(|it| it.metadata.uid.as_ref() == Some(&which.uid))
-                else {
-                    return;
-                };
+                let named = |it: &Job| it.metadata.uid.as_ref() == Some(&which.uid);
+                let Some(at) = self.jobs.iter().position(named) else { return };
                 let job = self.jobs.remove(at);
+                let is_newest = self.jobs.iter().all(|it| number_of(it) < number_of(&job));
                 let spec = &self.job.spec.failure_policy;
                 let used =
                     self.job.status.as_ref().is_some_and(|it| it.in_a_row() >= spec.restarts());
                 let over = self.is_true("Failed") && used && has(&job, "FailureTarget");
-                assert!(!over, "the last attempt of a failed job stays for its logs");
+                assert!(!over || !is_newest, "the last attempt of a failed job stays for its logs");
                 self.collect_garbage();
             }
             Action::Note { object, annotation, text } => {
@@ -192,6 +195,7 @@ impl World {
 
     /// What queue, Job controller, scheduler and kubelets do when nothing goes wrong.
     pub(crate) fn calm(&mut self) {
+        self.done.clear();
         self.clock.second += 3;
         for job in self.jobs.iter_mut().filter(|it| !has(it, "FailureTarget")) {
             job.spec.get_or_insert_default().suspend = Some(false);
@@ -218,6 +222,9 @@ impl World {
     }
 
     pub(crate) fn happen(&mut self, event: &Event) {
+        if !matches!(event, Event::Reconcile(_) | Event::Wait(_)) {
+            self.done.clear();
+        }
         match *event {
             Event::Suspend(suspend) => self.job.spec.suspend = suspend,
             Event::End { pod, code } => {
@@ -294,10 +301,12 @@ impl World {
     }
 }
 
-pub(crate) fn attempt_of(
-    meta: &k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta,
-) -> Option<String> {
+pub(crate) fn attempt_of(meta: &ObjectMeta) -> Option<String> {
     meta.labels.as_ref()?.get(LABEL_ATTEMPT).cloned()
+}
+
+fn number_of(job: &Job) -> Option<u32> {
+    attempt_of(&job.metadata)?.parse().ok()
 }
 
 /// Why the platform takes pods away, as it says it in `DisruptionTarget`.

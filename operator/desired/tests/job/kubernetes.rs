@@ -11,7 +11,7 @@
 use cadre_crds::contract::TRAINER_CONTAINER;
 use k8s_openapi::api::batch::v1::{Job, JobCondition, PodFailurePolicy};
 use k8s_openapi::api::core::v1::Pod;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 use super::cluster::{World, attempt_of};
 use super::world::{end, name, on_node, set_condition, set_phase};
@@ -96,11 +96,37 @@ impl World {
         true
     }
 
+    /// A pod of another kind joins the pool under the job's name, as `docs/trainers.md` says; with a `number`, also under
+    /// that of an attempt.
+    pub(crate) fn join(&mut self, number: Option<&str>) {
+        let mut pod = Pod::default();
+        self.clock.born(&mut pod.metadata);
+        pod.metadata.name = Some("theirs".into());
+        pod.metadata.namespace = Some("n".into());
+        let mut labels = vec![("cadre.dev/pool", "p"), ("cadre.dev/job", "j")];
+        labels.extend(number.map(|it| ("cadre.dev/attempt", it)));
+        let owned = labels.into_iter().map(|(key, value)| (key.to_owned(), value.to_owned()));
+        pod.metadata.labels = Some(owned.collect());
+        pod.metadata.owner_references = number.map(|_| {
+            vec![OwnerReference {
+                kind: "Job".into(),
+                name: "theirs".into(),
+                uid: "uid-of-theirs".into(),
+                controller: Some(true),
+                ..OwnerReference::default()
+            }]
+        });
+        on_node(&mut pod, "node-0");
+        set_phase(&mut pod, "Running", true);
+        self.pods.push(pod);
+    }
+
     fn running_pod(&mut self, index: usize) -> Option<&mut Pod> {
         let newest = self.jobs.last().and_then(|it| attempt_of(&it.metadata))?;
         let dead = &self.dead;
         let runs = |it: &&mut Pod| {
             attempt_of(&it.metadata).as_ref() == Some(&newest)
+                && !is_theirs(it)
                 && !has_ended(it)
                 && it.metadata.deletion_timestamp.is_none()
                 && !is_lost(it, dead)
@@ -144,7 +170,7 @@ impl World {
                 continue;
             }
             let (number, own) = (attempt_of(&job.metadata), name(&job.metadata).clone());
-            let of_job = |it: &Pod| attempt_of(&it.metadata) == number;
+            let of_job = |it: &Pod| attempt_of(&it.metadata) == number && !is_theirs(it);
             let spec = job.spec.clone().expect("made with one");
             let policy = spec.pod_failure_policy.as_ref();
             let suspended = spec.suspend == Some(true);
@@ -212,6 +238,13 @@ impl World {
             pod.metadata.name = Some(own);
             pod.metadata.namespace = Some("n".into());
             pod.metadata.finalizers = Some(vec![COUNTED.into()]);
+            pod.metadata.owner_references = Some(vec![OwnerReference {
+                kind: "Job".into(),
+                name: name(&job.metadata),
+                uid: job.metadata.uid.clone().unwrap_or_default(),
+                controller: Some(true),
+                ..OwnerReference::default()
+            }]);
             let template = job.spec.as_ref().and_then(|it| it.template.metadata.as_ref());
             pod.metadata.labels = template.and_then(|it| it.labels.clone());
             let node = format!("node-{index}");
@@ -225,7 +258,7 @@ impl World {
     pub(crate) fn collect_garbage(&mut self) {
         for pod in &mut self.pods {
             let number = attempt_of(&pod.metadata);
-            if self.jobs.iter().all(|it| attempt_of(&it.metadata) != number) {
+            if !is_theirs(pod) && self.jobs.iter().all(|it| attempt_of(&it.metadata) != number) {
                 pod.metadata.finalizers = None;
                 going(pod, self.clock.second);
             }
@@ -235,6 +268,11 @@ impl World {
             !goes || it.metadata.finalizers.is_some()
         });
     }
+}
+
+/// Whether a pod is of another kind.
+pub(crate) fn is_theirs(pod: &Pod) -> bool {
+    name(&pod.metadata) == "theirs"
 }
 
 fn going(pod: &mut Pod, now: i64) {

@@ -46,6 +46,8 @@ pub(crate) struct World {
     pub(crate) gone: bool,
     /// Data version of the job that all servers of that version work for.
     pub(crate) job: Option<u32>,
+    /// What was done since something else happened: none of it is done again.
+    pub(crate) done: Vec<Action>,
 }
 
 impl World {
@@ -82,6 +84,7 @@ impl World {
             memory: Memory::default(),
             gone: false,
             job: None,
+            done: Vec::new(),
         }
     }
 
@@ -100,6 +103,7 @@ impl World {
             nodes: self.nodes.clone(),
             reports: self.reports.clone(),
             holders: self.holders(),
+            in_place: 0,
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }
@@ -128,6 +132,8 @@ impl World {
                 self.has_lost_revisions |= name == "create Revision";
                 failure.get_or_insert(Failure { reason: "Forbidden", message: name });
             } else {
+                assert!(!self.done.contains(&action), "nothing has changed since: {action:?}");
+                self.done.push(action.clone());
                 self.carry_out(action);
             }
         }
@@ -256,6 +262,7 @@ impl World {
 
     /// What scheduler, kubelet and servers do when nothing goes wrong.
     pub(crate) fn calm(&mut self) {
+        self.done.clear();
         self.clock.second += 5;
         let broken = self.broken.map(|it| format!("server:{it}"));
         let open: Vec<String> =

@@ -15,6 +15,9 @@ use super::world::{end, name, set_condition};
 impl World {
     /// Something that happens to a cluster.
     pub(crate) fn happen(&mut self, event: &Event) {
+        if !matches!(event, Event::Reconcile(_) | Event::Wait(_)) {
+            self.done.clear();
+        }
         let at = |which: &usize, of: usize| which % of.max(1);
         let pods = self.pods.len();
         match event {

@@ -1,11 +1,12 @@
 //! What a pool's status tells: for tools, of who holds which server, of measured links.
 
-use cadre_desired::pool::{Link, Report, status};
+use cadre_crds::{Scaling, ScalingMode};
+use cadre_desired::pool::{Link, Observed, Report, status};
 use cadre_desired::{Applied, Failure};
 
 use super::cluster::World;
 use super::events::Event;
-use super::world::{name, settings};
+use super::world::{end, name, settings};
 use super::{for_tools, rest};
 
 #[test]
@@ -77,6 +78,63 @@ fn a_pool_at_the_edge_of_balance_does_not_change_its_mind_at_each_look() {
     }
     let [yes, no] = ["Balanced", "Imbalanced"];
     assert_eq!(told, [yes, yes, no, no, yes, yes]);
+}
+
+#[test]
+fn a_trainer_that_has_ended_and_stays_for_its_logs_is_nobody_to_be_near_to() {
+    let mut world = World::new(2);
+    rest(&mut world);
+    let mut observed = world.observe();
+    let told = |observed: &Observed| {
+        let status = status(&Applied::new(observed.clone(), None), &settings(), world.clock.now());
+        let mut said = status.conditions.into_iter();
+        said.find(|it| it.type_ == "PlacementSatisfied").map(|it| it.reason).unwrap_or_default()
+    };
+    assert_ne!(told(&observed), "NoTrainer");
+    let mut ended = observed.trainers[0].as_ref().clone();
+    end(&mut ended, "trainer", 1, 5, &world.clock);
+    observed.trainers = vec![ended.into()];
+    assert_eq!(told(&observed), "NoTrainer");
+}
+
+#[test]
+fn trainers_in_place_are_those_that_the_control_service_counts_also_under_a_new_leader() {
+    let mut world = World::new(0);
+    let mut observed = world.observe();
+    // Its trainer is ready, which says nothing.
+    for (complete, counted, expected) in [
+        (true, 0, (0, "NoTrainer")),
+        (true, 3, (3, "Serving")),
+        (false, 1, (3, "Serving")),
+        (true, 1, (1, "Serving")),
+    ] {
+        observed.pool.status.clone_from(&world.pool.status);
+        observed.reports_complete = complete;
+        observed.in_place = counted;
+        let status = status(&Applied::new(observed.clone(), None), &settings(), world.clock.now());
+        let said = status.conditions.iter().find(|it| it.type_ == "Available");
+        let reason = said.map(|it| it.reason.as_str()).unwrap_or_default();
+        assert_eq!((status.in_place_servers, reason), expected, "{complete} {counted}");
+        world.pool.status = Some(status);
+    }
+}
+
+#[test]
+fn a_pool_of_mode_auto_that_lost_its_status_keeps_its_servers() {
+    let mut world = World::new(4);
+    rest(&mut world);
+    world.pool.spec.scaling =
+        Scaling { mode: ScalingMode::Auto, max: Some(8), ..Scaling::default() };
+    world.pool.spec.replicas = 1;
+    // As if it came back from a backup, to an operator that has just begun.
+    world.pool.status = None;
+    world.happen(&Event::Takeover);
+    for _ in 0..3 {
+        world.reconcile(usize::MAX);
+        world.calm();
+    }
+    let status = world.pool.status.clone().expect("it was reported");
+    assert_eq!((status.desired, status.draining, status.ready), (4, 0, 4));
 }
 
 #[test]

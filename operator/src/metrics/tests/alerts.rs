@@ -276,6 +276,7 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         nodes: BTreeMap::new(),
         reports: BTreeMap::new(),
         holders: BTreeMap::new(),
+        in_place: 0,
         reports_complete: true,
         memory: pool::scale::Memory::default(),
     };

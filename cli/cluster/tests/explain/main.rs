@@ -4,6 +4,8 @@
 
 #![allow(clippy::needless_pass_by_value)] // objects are literals
 
+mod kept;
+
 use cadre_cluster::explain::explain;
 use cadre_cluster::{Seen, Target, Verdict, status};
 use k8s_openapi::jiff::Timestamp;

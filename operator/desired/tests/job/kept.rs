@@ -1,0 +1,97 @@
+//! Which attempts stay for their logs, and whose pods an attempt waits for.
+
+use super::cluster::{Event, World};
+use super::world::name;
+use super::{attempts, reason, rest};
+
+/// Names of the pods that are there.
+fn pods(world: &World) -> Vec<String> {
+    let mut names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
+    names.sort();
+    names
+}
+
+#[test]
+fn the_attempt_that_ended_last_stays_for_its_logs_until_another_one_ends() {
+    let mut world = World::new(false);
+    world.job.spec.failure_policy.max_restarts = Some(9);
+    rest(&mut world);
+    world.end_trainer(1, 1);
+    rest(&mut world);
+    assert_eq!(attempts(&world), ["1", "2"]);
+    assert!(pods(&world).contains(&"j-1-1".to_owned()), "the one that failed: {:?}", pods(&world));
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!(attempts(&world), ["2", "3"]);
+    let there = pods(&world);
+    assert!(
+        there.contains(&"j-2-0".to_owned()) && !there.contains(&"j-1-1".to_owned()),
+        "{there:?}"
+    );
+    // It also stays while the job is suspended, and while the next attempt is lost and made anew.
+    world.job.spec.suspend = true;
+    rest(&mut world);
+    assert_eq!(attempts(&world), ["2"]);
+    world.job.spec.suspend = false;
+    rest(&mut world);
+    assert_eq!(attempts(&world), ["2", "4"]);
+    let before = world.job.status.clone().expect("it was reported");
+    world.happen(&Event::DeleteJob);
+    rest(&mut world);
+    assert_eq!(attempts(&world), ["2", "5"]);
+    let status = world.job.status.clone().expect("it was reported");
+    assert_eq!(
+        (status.restarts, status.in_a_row()),
+        (before.restarts, before.in_a_row()),
+        "its failure has counted"
+    );
+    world.finish();
+    rest(&mut world);
+    assert_eq!(attempts(&world), ["5"]);
+}
+
+#[test]
+fn a_pod_of_another_kind_under_the_jobs_name_holds_no_attempt_up() {
+    for number in [None, Some("1")] {
+        let mut world = World::new(false);
+        world.join(number);
+        rest(&mut world);
+        assert!(world.is_true("Running"), "{number:?}: {:?}", world.condition("Running"));
+        world.end_trainer(0, 1);
+        rest(&mut world);
+        assert!(world.is_true("Running"), "{number:?}: {:?}", world.condition("Running"));
+        assert_eq!(attempts(&world), ["1", "2"], "{number:?}");
+    }
+}
+
+#[test]
+fn a_pod_that_the_next_attempt_waits_for_is_named() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    world.delete_pod(1);
+    world.job.spec.suspend = true;
+    world.reconcile(usize::MAX);
+    world.collect_garbage();
+    world.job.spec.suspend = false;
+    world.reconcile(usize::MAX);
+    assert_eq!(reason(&world, "Running"), "Starting");
+    let said = world.condition("Running").map(|it| it.message).unwrap_or_default();
+    assert!(said.ends_with("; it waits for pod j-1-0"), "{said}");
+}
+
+#[test]
+fn an_attempt_says_of_which_generation_it_is() {
+    let mut world = World::new(false);
+    let told = |world: &World| {
+        let status = world.job.status.clone().expect("it was reported");
+        (status.attempt, status.attempt_generation, status.observed_generation)
+    };
+    rest(&mut world);
+    assert_eq!(told(&world), (1, 1, 1));
+    world.job.metadata.generation = Some(5);
+    rest(&mut world);
+    assert_eq!(told(&world), (1, 1, 5), "what was changed counts from the next attempt on");
+    world.end_trainer(0, 1);
+    rest(&mut world);
+    assert_eq!(told(&world), (2, 5, 5));
+}

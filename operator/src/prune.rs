@@ -1,0 +1,54 @@
+//! What the caches leave out of objects: whatever no decision reads, so that a large cluster fits into little memory.
+
+use cadre_crds::contract::SERVER_CONTAINER;
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{
+    Container, ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec,
+};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+
+pub(crate) fn prune(meta: &mut ObjectMeta) {
+    meta.managed_fields = None;
+    if let Some(annotations) = &mut meta.annotations {
+        annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
+    }
+}
+
+/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
+pub(crate) fn prune_pod(pod: &mut Pod) {
+    prune(&mut pod.metadata);
+    pod.spec = pod.spec.take().map(|it| {
+        let own = it.containers.into_iter().filter(|it| it.name == SERVER_CONTAINER);
+        let image =
+            |it: Container| Container { name: it.name, image: it.image, ..Container::default() };
+        let containers = own.map(image).collect();
+        PodSpec { node_name: it.node_name, containers, ..PodSpec::default() }
+    });
+    if let Some(status) = &mut pod.status {
+        let failed = |it: &ContainerStatus| {
+            let end = it.state.as_ref().and_then(|it| it.terminated.as_ref());
+            end.is_some_and(|it| it.exit_code != 0)
+        };
+        let began = status.init_container_statuses.take().unwrap_or_default();
+        let failed: Vec<_> = began.into_iter().filter(failed).collect();
+        status.init_container_statuses = (!failed.is_empty()).then_some(failed);
+        status.ephemeral_container_statuses = None;
+    }
+}
+
+pub(crate) fn prune_job(job: &mut Job) {
+    prune(&mut job.metadata);
+    if let Some(spec) = &mut job.spec {
+        spec.template = PodTemplateSpec::default();
+    }
+}
+
+pub(crate) fn prune_node(node: &mut Node) {
+    prune(&mut node.metadata);
+    node.metadata.annotations = None;
+    node.status = None;
+    node.spec = node
+        .spec
+        .take()
+        .map(|it| NodeSpec { unschedulable: it.unschedulable, ..NodeSpec::default() });
+}
