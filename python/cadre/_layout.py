@@ -48,12 +48,31 @@ def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, so
     return told
 
 
+def same_on(longest: int, *kinds: str) -> bool:
+    """Whether kinds keep the same keys of documents of at most so many rows: a window that is no shorter is causal. By
+    a kernel's name transformers leaves such windows out."""
+    told = set()
+    for it in kinds:
+        mask, _, more = it.partition(" ")
+        rows = mask.removeprefix("window:")
+        told.add(("causal" if rows != mask and int(rows) >= longest else mask, more))
+    return len(told) == 1
+
+
 def refuse(**arguments: object) -> None:
     """Refuses an argument that asks for a missing feature."""
     for name, value in arguments.items():
         if value is not None and not (isinstance(value, (int, float)) and value == 0):
             said = "a tensor" if isinstance(value, torch.Tensor) else value
             raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")
+
+
+def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
+    """The argument that is given, of several names of one."""
+    given = [name for name, it in names.items() if it is not None]
+    if len(given) > 1:
+        raise TypeError(f"{' and '.join(given)} are given; they are names of one argument: give one")
+    return names[given[0]] if given else None
 
 
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
@@ -64,15 +83,14 @@ def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     left, right = window_size
     if left < -1 or right < -1:
         raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
-    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
+    if causal or right == 0:
+        # As FlashAttention has it: a causal row sees no later key, whatever is to the right.
+        return f"window:{left + 1}" if left >= 0 else "causal"
+    if (left, right) != (-1, -1):
         raise NotImplementedError(
-            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
+            f"window_size {(left, right)} with causal=False: rows see no later key here, or all rows of their document"
         )
-    if left >= 0 and (causal or right == 0):
-        return f"window:{left + 1}"
-    if left >= 0:
-        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
-    return "causal" if causal else "full"
+    return "full"
 
 
 @dataclass(frozen=True)
