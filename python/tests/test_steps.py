@@ -15,6 +15,7 @@ from torch import Tensor
 
 ROWS = 8
 ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
+WINDOW = cadre.Kind("window:8", scale=0.4)
 
 
 def attend(q: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -80,6 +81,22 @@ class Documents(Alone):
         q = rows()
         with self.assertRaisesRegex(ValueError, "cu_seqlens_q is not"):
             cadre.flash_attn_varlen_func(q, q, q, None, ENDS, ROWS, ROWS)
+
+
+class Kinds(unittest.TestCase):
+    def test_a_window_that_is_longer_than_its_documents_is_causal(self) -> None:
+        def call(rows: int, kind: str, announced: cadre.Kind = WINDOW) -> None:
+            layout = [cadre.Stretch(0, rows, 0, 4)]
+            step = _step.Step((0, 0), cadre.Shape(2, 2, 8, (announced,)), [layout], pooled=True)
+            self.assertEqual(step.forward_phase(kind, None, [(4, 2, 8)] * 3, None), ((0, 0), None))
+
+        for rows in (4, 8):
+            call(rows, "causal scale 0.4")
+            call(rows, "window:9 scale 0.4", cadre.Kind(scale=0.4))
+        # A document that goes on in another rank is longer than its rows here.
+        for rows, kind in ((9, "causal scale 0.4"), (4, "causal"), (4, "full scale 0.4"), (9, "window:9 scale 0.4")):
+            with self.assertRaisesRegex(ValueError, f"layer 0 is window:8 scale 0.4 and the call is {kind}"):
+                call(rows, kind)
 
 
 class Recomputes(unittest.TestCase):
