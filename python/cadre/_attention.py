@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _job, _kept, _layout, _native, _pack, _place
+from . import _job, _kept, _layout, _native, _place
 from ._step import Step
 
 _LOCAL_TICKET = -1
@@ -47,7 +47,7 @@ def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[i
     return lengths
 
 
-def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], int]:
+def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
     """Lengths and ticket for a forward that this process computes."""
     step, ticket, beside = _job.running(), _LOCAL_TICKET, _job.under_local()
     if lengths is None:
@@ -60,13 +60,12 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
             raise ValueError("outside of a step documents have no known ends: pass cu_seqlens (cu_seq_lens_q)")
         step.refuse_unknown_recompute()
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
-    # Documents of an evaluation may be as long as those of the step.
-    is_of_step = step is not None and not step.whole() and not beside and lengths == step.lengths()
-    if is_of_step or _pack.are_parts(ends):
+    if _layout.are_parts(lengths) and not _job.says_whole():
         where = f"step {step.number}: " if step else ""
         raise ValueError(
-            f"{where}a document of this rank goes on in another rank, and its keys are not here; "
-            "leave cadre.local() out (`cadre run --attention local` does without a pool)"
+            f"{where}a document of {lengths} rows goes on in another rank, and its keys are not here; leave "
+            "cadre.local() out (`cadre run --attention local` does without a pool), or say cadre.local(whole=True) "
+            "where these are others, which lie whole on this rank"
         )
     return lengths, ticket
 
@@ -132,7 +131,7 @@ def _forward(
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
         return o, lse, number
-    lengths, number = _whole(lengths, cu_seqlens_q)
+    lengths, number = _whole(lengths)
     if check and check.plain:
         if (step := _job.running()) and not _job.under_local():
             number = _LOCAL_TICKET - 1 - step.key()

@@ -245,6 +245,28 @@ def check_ends(**ends: torch.Tensor | None) -> None:
         if it is not None and not isinstance(it, torch.Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
         if it is not None and it.device.type not in ("cpu", "cuda"):
+# Rows of parts of documents that were packed or announced last. By their numbers: a loader, a collator or a move to a
+# GPU makes another tensor of the ends.
+_PARTS: dict[tuple[int, ...], None] = {}
+_REMEMBERED = 4096
+
+
+def remember_parts(layout: Sequence[Stretch]) -> None:
+    """Remembers a layout in which documents go on in other ranks: as whole ones, its rows would lack keys."""
+    if any(it.end - it.start < it.rows for it in layout):
+        rows = tuple(it.end - it.start for it in layout)
+        # The newest is last.
+        _PARTS.pop(rows, None)
+        _PARTS[rows] = None
+        if len(_PARTS) > _REMEMBERED:
+            _PARTS.pop(next(iter(_PARTS)), None)
+
+
+def are_parts(lengths: Sequence[int]) -> bool:
+    """Whether a remembered layout has these rows."""
+    return bool(_PARTS) and tuple(lengths) in _PARTS
+
+
             raise NotImplementedError(f"{name} is on {it.device}; give it on the CPU")
 
 

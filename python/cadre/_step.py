@@ -74,10 +74,6 @@ class Step:
         """Rows of each stretch of a micro-batch, by default of the current one."""
         return [it.end - it.start for it in self.layouts[self.at if at is None else at]]
 
-    def whole(self) -> bool:
-        """Whether every document of the micro-batch is whole on this rank."""
-        return all(it.end - it.start == it.rows for it in self.layouts[self.at])
-
     def rows(self) -> int:
         """Rows of this rank in all micro-batches."""
         return sum(it.end - it.start for layout in self.layouts for it in layout)

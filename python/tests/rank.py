@@ -240,10 +240,12 @@ def micro_batch_of(
     if any(isinstance(it, cadre.Stretch) for it in LAYOUTS[at[0]][at[1]][rank]):
         lengths = [end - start for _, start, end in held]
         ends = cadre.pack([torch.zeros(sum(lengths) + 9).int()], rows=[len(q), 9], rank=0, ranks=2).cu_seqlens
-        with cadre.local():
+        with cadre.local(whole=True):
             # Other documents may be as long as those of the step.
             ours(0, q, k, v, cu_seqlens)
-            refused("goes on in another rank", lambda: ours(0, q, k, v, ends))
+        with cadre.local():
+            for it in (cu_seqlens, ends):
+                refused("goes on in another rank", lambda it=it: ours(0, q, k, v, it))
     if all(start == 0 and end == whole(at, ranks)[it] for it, start, end in held):
         with cadre.local():
             other = leaves()
