@@ -98,6 +98,32 @@ class Frameworks(RealProcesses):
         with self.assertRaisesRegex(ValueError, "packed rows without packed_seq_params"):
             make(config, 1, kind, "self")(q[:, 0], q[:, 0, :2], q[:, 0, :2])
 
+    def test_a_mask_of_megatron_is_looked_at_once(self) -> None:
+        config, q = pytorch_megatron.configuration(), torch.randn(4, 1, 4, 16)
+        layers = [cadre.megatron.CoreAttention(config, it, AttnMaskType.causal, "self") for it in (1, 2)]
+        mask = torch.ones(4, 4, dtype=torch.bool).triu(1)[None, None]
+        with mock.patch.object(cadre.megatron, "_check_mask", wraps=cadre.megatron._check_mask) as looks:
+            for it in layers * 2:
+                it(q, q[:, :, :2], q[:, :, :2], mask)
+            self.assertEqual(looks.call_count, 1)
+            layers[0](q, q[:, :, :2], q[:, :, :2], mask.clone())
+            self.assertEqual(looks.call_count, 2)
+            # Whose numbers change afterwards.
+            layers[0](q, q[:, :, :2], q[:, :, :2], mask)
+            mask[..., 3, 0] = True
+            with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
+                layers[1](q, q[:, :, :2], q[:, :, :2], mask)
+
+    def test_the_last_rows_of_a_long_mask_are_looked_at(self) -> None:
+        rows = 1100
+        mask = torch.ones(rows, rows, dtype=torch.bool).triu(1)[None, None]
+        cadre.megatron._check_mask(mask, rows, packed=False)
+        for row, key in ((1099, 0), (1023, 1024), (1024, 1024), (0, 0)):
+            other = mask.clone()
+            other[..., row, key] ^= True
+            with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
+                cadre.megatron._check_mask(other, rows, packed=False)
+
     def test_a_llama_of_torchtitan_learns_the_same(self) -> None:
         models = [
             pytorch_torchtitan.llama(pytorch_torchtitan.configuration(*it))
