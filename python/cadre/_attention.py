@@ -124,6 +124,12 @@ def _forward(
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
         return o, lse, number
+    if (job := _job.before_steps()) and (q.requires_grad or k.requires_grad or v.requires_grad):
+        name = next(name for name, it in (("q", q), ("k", k), ("v", v)) if it.requires_grad)
+        raise RuntimeError(
+            f"rank {job.rank}: no step has begun, and {name} has a gradient; call cadre.begin_step, or take batches of "
+            "cadre.batches, or compute it under cadre.local()"
+        )
     if (check := _job.check()) and q.is_cuda:
         raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
     if check and (step := check.spanning(lengths)):

@@ -237,6 +237,12 @@ def pooled() -> tuple[Job, Step] | None:
     return _JOB, _JOB.running
 
 
+def before_steps() -> Job | None:
+    """The job whose first step has not begun, if a call is to be computed here in spite of it."""
+    begun = _JOB is None or _JOB.session is None or _JOB.ended or _JOB.next > 0
+    return None if begun or _LOCAL.get() else _JOB
+
+
 def watched() -> list[bool] | None:
     """A list to which calls add whether they have a gradient, while `init` looks for frozen layers."""
     return _WATCHED

@@ -133,6 +133,10 @@ class Shape:
             raise NotImplementedError(
                 f"init: {type(model).__name__} is not causal in all of its layers; give a cadre.Shape in its place"
             )
+        if (divided := getattr(model, "_tp_size", None) or 1) > 1:
+            raise NotImplementedError(
+                f"init: tensor parallel is not there yet, and the model's tp_size is {divided}; set it to 1"
+            )
         heads, layers = config.num_attention_heads, config.num_hidden_layers
         # Gemma's and Granite's names. Others say it in the modules alone: Gemma 3n, and where yarn has an mscale.
         scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))

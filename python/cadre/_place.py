@@ -92,6 +92,11 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for name, it in (("q", q), ("k", k), ("v", v)):
         if not isinstance(it, Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")
+        if type(it) is not Tensor and hasattr(it, "device_mesh"):
+            raise NotImplementedError(
+                f"{name} is a {type(it).__name__} over several ranks: tensor and context parallel are not there yet; "
+                "set both to 1, so that a rank has its own rows with all their heads"
+            )
     device = "cuda" if q.is_cuda else "cpu"
     if torch.is_autocast_enabled(device):
         dtype = torch.get_autocast_dtype(device)

@@ -14,6 +14,8 @@ import cadre
 import torch
 import torch.distributed as dist
 from test_pool import EXAMPLES, RealProcesses, by_document, losses, manifest, number
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 sys.path.insert(0, str(EXAMPLES))
 with warnings.catch_warnings():
@@ -123,6 +125,14 @@ class Frameworks(RealProcesses):
             other[..., row, key] ^= True
             with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
                 cadre.megatron._check_mask(other, rows, packed=False)
+
+    def test_rows_that_are_divided_among_ranks_are_refused_by_their_name(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        q = distribute_tensor(torch.randn(4, 2, 8), init_device_mesh("cpu", (1,)), [Shard(0)])
+        ends = torch.tensor([0, 4])
+        with self.assertRaisesRegex(NotImplementedError, "q is a DTensor over several ranks: tensor and context"):
+            cadre.flash_attn_varlen_func(q, q, q, ends, ends, 4, 4, causal=True)
 
     def test_a_llama_of_torchtitan_learns_the_same(self) -> None:
         models = [

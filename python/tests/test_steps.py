@@ -3,8 +3,11 @@
 Each test begins with a process in which `init` was not called.
 """
 
+import contextlib
+import io
 import os
 import unittest
+from types import SimpleNamespace
 from unittest import mock
 
 import cadre
@@ -192,6 +195,26 @@ class Ends(Alone):
                 cadre.report(loss=1.0, tokens=tokens)
         with self.assertRaisesRegex(ValueError, "accumulate is 1.5"):
             cadre.batches([1], accumulate=1.5)
+
+    def test_a_process_joins_once_and_says_once_that_no_job_started_it(self) -> None:
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            cadre.init(cadre.Shape(2, 2, 8, ("causal",)), steps=2)
+            with self.assertRaisesRegex(RuntimeError, "init was called before; a process is one rank of one job"):
+                cadre.init(cadre.Shape(2, 2, 8, ("causal",)), steps=2)
+            for _ in range(2):
+                cadre.begin_step([ROWS])
+                attend(rows())
+            cadre.finish()
+        self.assertEqual(said.getvalue(), "cadre: no job has started this process; core attention is computed here\n")
+
+    def test_heads_that_tensor_parallel_divides_are_refused_when_the_job_is_joined(self) -> None:
+        model = torch.nn.Linear(1, 1)
+        model.config = SimpleNamespace(num_attention_heads=2, num_hidden_layers=1, hidden_size=16)
+        cadre.Shape.of(model)
+        model._tp_size = 2
+        with self.assertRaisesRegex(NotImplementedError, "init: tensor parallel .*tp_size is 2; set it to 1"):
+            cadre.init(model, steps=1)
 
     def test_steps_are_a_whole_number(self) -> None:
         for steps in (0, 2.5):
