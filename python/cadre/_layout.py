@@ -143,7 +143,13 @@ class Shape:
         told = scalar**-0.5 if scalar is not None else scale
         softcap = getattr(config, "attn_logit_softcapping", None)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-        masks = {"full_attention": "causal", "sliding_attention": f"window:{window}"}
+        masks = {
+            "full_attention": "causal",
+            "sliding_attention": f"window:{window}",
+            # Llama 4.
+            "chunked_attention": "causal",
+        }
+        chunks = {"chunked_attention": getattr(config, "attention_chunk_size", None)}
         # Without kinds all layers have the window, if there is one: Mistral, Phi3.
         every = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
         kinds = [it for it in every if it not in _WITHOUT]
@@ -162,7 +168,7 @@ class Shape:
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             kinds=tuple(
-                Kind(masks[it], scale=scale, softcap=softcap, heads=both, head_dim=dim)
+                Kind(masks[it], chunks.get(it), scale=scale, softcap=softcap, heads=both, head_dim=dim)
                 for it, scale, both, dim in zip(kinds, scales, own, dims, strict=True)
             ),
         )
@@ -239,16 +245,6 @@ class Stretch(NamedTuple):
     end: int
 
 
-Layout = Sequence[int] | Sequence[Stretch]
-"""Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
-
-
-def check_ends(**ends: torch.Tensor | None) -> None:
-    """Ends of documents are read when a call is made: where they lie on a GPU it waits for that."""
-    for name, it in ends.items():
-        if it is not None and not isinstance(it, torch.Tensor):
-            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
-        if it is not None and it.device.type not in ("cpu", "cuda"):
 # Rows of parts of documents that were packed or announced last. By their numbers: a loader, a collator or a move to a
 # GPU makes another tensor of the ends.
 _PARTS: dict[tuple[int, ...], None] = {}
@@ -271,6 +267,16 @@ def are_parts(lengths: Sequence[int]) -> bool:
     return bool(_PARTS) and tuple(lengths) in _PARTS
 
 
+Layout = Sequence[int] | Sequence[Stretch]
+"""Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
+
+
+def check_ends(**ends: torch.Tensor | None) -> None:
+    """Ends of documents are read when a call is made: where they lie on a GPU it waits for that."""
+    for name, it in ends.items():
+        if it is not None and not isinstance(it, torch.Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
+        if it is not None and it.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(f"{name} is on {it.device}; give it on the CPU")
 
 

@@ -9,11 +9,14 @@ import cadre.transformers
 import torch
 from cadre import Kind, Shape, _job
 from cadre._layout import name_layers
+from cadre._observe import layers_of
 from transformers import (
     BertConfig,
     BertModel,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -111,6 +114,44 @@ class Masks(unittest.TestCase):
             self.assertLess((found - expected).abs().max(), 1e-5)
             with self.assertRaisesRegex(ValueError, "pass cu_seqlens"):
                 run(TOKENS[:1], position_ids=TWICE)
+
+
+class Chunks(unittest.TestCase):
+    def llama4(self, attention: str) -> Llama4ForCausalLM:
+        torch.manual_seed(1)
+        small = SMALL | {"intermediate_size_mlp": 32, "head_dim": 8, "num_local_experts": 2, "pad_token_id": None}
+        chunks = {"attention_chunk_size": 8, "no_rope_layers": [1, 0]}
+        return Llama4ForCausalLM(Llama4TextConfig(**(small | chunks | {"attn_implementation": attention})))
+
+    def test_a_llama_4_learns_as_with_its_own_attention(self) -> None:
+        models = [self.llama4(it) for it in ("cadre", "eager")]
+        kinds = ("causal in chunks of 8", "causal")
+        self.assertEqual(Shape.of(models[0]).kinds, kinds)
+        self.assertEqual(tuple(layers_of(models[0])[0]), kinds)
+        losses = [it(TOKENS, labels=TOKENS).loss for it in models]
+        self.assertLess((losses[0] - losses[1]).abs() / losses[1], 1e-6)
+        for it in losses:
+            it.backward()
+        for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            self.assertLess((one.grad - other.grad).abs().max(), 1e-5 * other.grad.abs().max() + 1e-12, name)
+
+    def test_chunks_are_those_of_each_document(self) -> None:
+        model, ends = self.llama4("cadre"), torch.tensor([0, 13, 32], dtype=torch.int32)
+        # Without the layer whose queries are scaled by their row in the batch.
+        model.config.attn_temperature_tuning = False
+        model.model.layers[1].self_attn.attn_temperature_tuning = False
+        positions = torch.cat([torch.arange(13), torch.arange(19)])[None]
+        packed = model(TOKENS[:1], position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends).logits
+        alone = model(TOKENS[:1, 13:], cu_seq_lens_q=torch.tensor([0, 19]), cu_seq_lens_k=torch.tensor([0, 19])).logits
+        self.assertLess((packed[:, 13:] - alone).abs().max(), 1e-5)
+        with self.assertRaisesRegex(RuntimeError, "position_ids begin again .* pass cu_seq_lens_q"):
+            model(TOKENS, position_ids=TWICE.expand(2, -1))
+
+    def test_a_module_that_does_not_say_its_chunks_is_refused(self) -> None:
+        model = self.llama4("cadre")
+        model.model.layers[0].self_attn.layer_idx = 1
+        with self.assertRaisesRegex(NotImplementedError, "attention_mask: it has chunks, and the module's layer_idx"):
+            model(TOKENS)
 
 
 class Frozen(unittest.TestCase):
