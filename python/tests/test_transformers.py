@@ -2,14 +2,18 @@
 
 import dataclasses
 import unittest
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import cadre.transformers
 import torch
 from cadre import Kind, Shape, _job
+from cadre._attention import attend
 from cadre._layout import name_layers
 from cadre._observe import layers_of
+from torch._dynamo.utils import counters
 from transformers import (
     BertConfig,
     BertModel,
@@ -152,6 +156,38 @@ class Chunks(unittest.TestCase):
         model.model.layers[0].self_attn.layer_idx = 1
         with self.assertRaisesRegex(NotImplementedError, "attention_mask: it has chunks, and the module's layer_idx"):
             model(TOKENS)
+
+
+class Compiled(unittest.TestCase):
+    def compiled(self, name: Callable[[LlamaForCausalLM], None]) -> int:
+        """How many graphs four blocks have that are compiled each for itself, with the results of plain ones."""
+        torch._dynamo.reset()
+        counters.clear()
+        models = [llama(num_hidden_layers=4) for _ in range(2)]
+        for it in models:
+            name(it)
+        for it in models[0].model.layers:
+            it.compile(backend="aot_eager", fullgraph=True)
+        for it in models:
+            it(TOKENS, labels=TOKENS).loss.backward()
+        for one, other in zip(*(it.parameters() for it in models), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-7)
+        return counters["stats"]["unique_graphs"]
+
+    def test_all_blocks_have_one_compilation(self) -> None:
+        self.assertEqual(self.compiled(name_layers), 1)
+
+        def by_numbers(model: LlamaForCausalLM) -> None:
+            for at, it in enumerate(model.model.layers):
+                it.self_attn.cadre_layer = at
+
+        # What a tensor is there for.
+        with mock.patch.object(cadre.transformers, "attend", by_number):
+            self.assertEqual(self.compiled(by_numbers), 4)
+
+
+def by_number(*given: Any, layer: int, **more: Any) -> Any:
+    return attend(*given, layer=torch.tensor(layer), **more)
 
 
 class Frozen(unittest.TestCase):
