@@ -4,6 +4,7 @@ In: the folder of the programs as CADRE_PROGRAMS. Their trainers ask for a GPU, 
 """
 
 import contextlib
+import json
 import sys
 import unittest
 import warnings
@@ -67,6 +68,36 @@ class Frameworks(RealProcesses):
         loaders = [documents(rank, TOKENS) for rank in range(2)]
         batches = [next(it) for it in loaders for _ in range(pytorch_megatron.ACCUMULATE)]
         self.check("pytorch_megatron.py", models, pytorch_megatron.loss_of, batches)
+
+    def observed(self, model: Any, shape: cadre.Shape, loss_of: Any, batches: list[Any]) -> list[list[list[int]]]:
+        """The documents that `cadre.observe` sees, by step and forward, in a job that uses nothing else of Cadre."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        observer = cadre.observe(model, self.folder, shape=shape, ranks=(0, 1))
+        for batch in batches:
+            loss_of(model, batch).backward()
+            optimizer.step()
+        observer.close()
+        head, *steps = (json.loads(it) for it in (self.folder / "rank-0.jsonl").read_text().splitlines())
+        self.assertEqual(head["layers"], list(shape.kinds))
+        return [it["documents"] for it in steps]
+
+    def test_a_gpt_of_megatron_is_observed(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel()
+        self.addCleanup(parallel_state.destroy_model_parallel)
+        model, loader = pytorch_megatron.gpt(pytorch_megatron.layer(PlainMegatron), TOKENS), documents(0, TOKENS)
+        batches, shape = [next(loader) for _ in range(3)], cadre.megatron.shape(pytorch_megatron.configuration())
+        found = self.observed(model, shape, pytorch_megatron.loss_of, batches)
+        self.assertEqual(found, [[pytorch_megatron.lengths(it)] for it in batches])
+
+    def test_a_llama_of_torchtitan_is_observed(self) -> None:
+        config = pytorch_torchtitan.configuration("cadre.torchtitan.attention")
+        batches = [next(packed(rank, TOKENS)) for rank in range(3)]
+        model, shape = pytorch_torchtitan.llama(config), cadre.torchtitan.shape(config)
+        found = self.observed(model, shape, pytorch_torchtitan.loss_of, batches)
+        self.assertEqual(found, [[it["cu_seq_lens_q"].diff().tolist()] for it in batches])
+        self.assertGreater(len(found[0][0]), 1)
 
     def test_megatron_is_refused_what_is_not_there_by_its_name(self) -> None:
         config = pytorch_megatron.configuration()
