@@ -121,10 +121,10 @@ class Masks(unittest.TestCase):
 
 
 class Chunks(unittest.TestCase):
-    def llama4(self, attention: str) -> Llama4ForCausalLM:
+    def llama4(self, attention: str, *, layers: tuple[int, ...] = (1, 0)) -> Llama4ForCausalLM:
         torch.manual_seed(1)
         small = SMALL | {"intermediate_size_mlp": 32, "head_dim": 8, "num_local_experts": 2, "pad_token_id": None}
-        chunks = {"attention_chunk_size": 8, "no_rope_layers": [1, 0]}
+        chunks = {"attention_chunk_size": 8, "no_rope_layers": list(layers)}
         return Llama4ForCausalLM(Llama4TextConfig(**(small | chunks | {"attn_implementation": attention})))
 
     def test_a_llama_4_learns_as_with_its_own_attention(self) -> None:
@@ -149,7 +149,7 @@ class Chunks(unittest.TestCase):
         alone = model(TOKENS[:1, 13:], cu_seq_lens_q=torch.tensor([0, 19]), cu_seq_lens_k=torch.tensor([0, 19])).logits
         self.assertLess((packed[:, 13:] - alone).abs().max(), 1e-5)
         with self.assertRaisesRegex(RuntimeError, "position_ids begin again .* pass cu_seq_lens_q"):
-            model(TOKENS, position_ids=TWICE.expand(2, -1))
+            self.llama4("cadre", layers=(1, 1))(TOKENS, position_ids=TWICE.expand(2, -1))
 
     def test_a_module_that_does_not_say_its_chunks_is_refused(self) -> None:
         model = self.llama4("cadre")
