@@ -3,6 +3,7 @@
 In: the folder of the programs as CADRE_PROGRAMS. Two ranks, two servers, of which one is killed; the examples' scripts.
 """
 
+import json
 import unittest
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,7 @@ import test_pool
 import torch
 from pytorch_books import packed
 from pytorch_llama import MODELS
-from test_pool import EXAMPLES, HERE, RealProcesses, manifest
+from test_pool import EXAMPLES, HERE, RealProcesses, losses, manifest
 
 TOKENS = 256
 Update = tuple[float, list[torch.Tensor]]
@@ -75,6 +76,19 @@ class FirstUpdates(RealProcesses):
 
     def test_a_trainer_of_trl(self) -> None:
         self.check_script("pytorch_trl.py", "--documents=12")
+
+
+class Recomputes(RealProcesses):
+    def test_a_recompute_of_megatrons_sends_nothing_and_changes_no_bit(self) -> None:
+        def run(script: Path, *options: str) -> tuple[list[str], int]:
+            out = self.complete(manifest(*options, "--steps=2", f"--tokens={TOKENS}", script=script))
+            servers = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
+            return losses(out), sum(it["bytes_pulled"] for it in servers)
+
+        calm = run(EXAMPLES / "pytorch_megatron.py")
+        self.assertGreater(calm[1], 0)
+        for kind in ("full", "uniform", "selective"):
+            self.assertEqual(run(HERE / "megatron_rank.py", kind), calm, kind)
 
 
 SMALL = ("--steps=1", f"--tokens={TOKENS}")
