@@ -199,8 +199,9 @@ def package(cases: Cases, rounds: int) -> None:
         subprocess.run(["strip", "-o", library, native], check=True)
         with zipfile.ZipFile(wheel, "w", zipfile.ZIP_DEFLATED) as file:
             file.write(library, "cadre/_native.abi3.so")
-            for it in sorted((ROOT / "python" / "cadre").glob("*.py*")):
-                file.write(it, f"cadre/{it.name}")
+            for it in sorted((ROOT / "python" / "cadre").rglob("*")):
+                if it.is_file() and "__pycache__" not in it.parts:
+                    file.write(it, it.relative_to(ROOT / "python"))
         cases("a wheel, stripped", wheel.stat().st_size / 2**20, 8, "the bar", "MiB")
 
 

@@ -12,15 +12,13 @@ import threading
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
-from . import _job, _kept, _layout, _native, _pack, _place
+from . import _job, _kept, _layout, _native, _place
 from ._step import Step
 
 _LOCAL_TICKET = -1
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
 _next = threading.local()
-_TYPES = (torch.float32, torch.bfloat16)
 
 _library = torch.library.Library("cadre", "DEF")
 # A session's calls are no work that a CUDA graph could hold.
@@ -49,7 +47,7 @@ def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[i
     return lengths
 
 
-def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], int]:
+def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
     """Lengths and ticket for a forward that this process computes."""
     step, ticket, beside = _job.running(), _LOCAL_TICKET, _job.under_local()
     if lengths is None:
@@ -62,13 +60,12 @@ def _whole(lengths: list[int] | None, ends: Tensor | None) -> tuple[list[int], i
             raise ValueError("outside of a step documents have no known ends: pass cu_seqlens (cu_seq_lens_q)")
         step.refuse_unknown_recompute()
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
-    # Documents of an evaluation may be as long as those of the step.
-    is_of_step = step is not None and not step.whole() and not beside and lengths == step.lengths()
-    if is_of_step or _pack.are_parts(ends):
+    if _layout.are_parts(lengths) and not _job.says_whole():
         where = f"step {step.number}: " if step else ""
         raise ValueError(
-            f"{where}a document of this rank goes on in another rank, and its keys are not here; "
-            "leave cadre.local() out (`cadre run --attention local` does without a pool)"
+            f"{where}a document of {lengths} rows goes on in another rank, and its keys are not here; leave "
+            "cadre.local() out (`cadre run --attention local` does without a pool), or say cadre.local(whole=True) "
+            "where these are others, which lie whole on this rank"
         )
     return lengths, ticket
 
@@ -127,6 +124,12 @@ def _forward(
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
         return o, lse, number
+    if (job := _job.before_steps()) and (q.requires_grad or k.requires_grad or v.requires_grad):
+        name = next(name for name, it in (("q", q), ("k", k), ("v", v)) if it.requires_grad)
+        raise RuntimeError(
+            f"rank {job.rank}: no step has begun, and {name} has a gradient; call cadre.begin_step, or take batches of "
+            "cadre.batches, or compute it under cadre.local()"
+        )
     if (check := _job.check()) and q.is_cuda:
         raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
     if check and (step := check.spanning(lengths)):
@@ -134,7 +137,7 @@ def _forward(
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
         return o, lse, number
-    lengths, number = _whole(lengths, cu_seqlens_q)
+    lengths, number = _whole(lengths)
     if check and check.plain:
         if (step := _job.running()) and not _job.under_local():
             number = _LOCAL_TICKET - 1 - step.key()
@@ -267,26 +270,6 @@ def _twice(_ctx, *_):
 torch.library.register_autograd("cadre::attention_backward", _twice, lib=_library)
 
 
-def _check_types(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    for name, it in (("q", q), ("k", k), ("v", v)):
-        if not isinstance(it, Tensor):
-            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")
-    device = "cuda" if q.is_cuda else "cpu"
-    if torch.is_autocast_enabled(device):
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
-    is_dual = forward_ad._current_level >= 0
-    for name, tensor in (("q", q), ("k", k), ("v", v)):
-        if tensor.dim() != 3:
-            raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
-        _place.refuse_elsewhere(name, tensor, q)
-        if is_dual and forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
-        if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
-            raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
-    return q, k, v
-
-
 class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which would take longer than their own work."""
 
@@ -342,7 +325,7 @@ def attend(
     layer: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
-    q, k, v = _check_types(q, k, v)
+    q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if (watched := _job.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
@@ -377,16 +360,20 @@ def flash_attn_varlen_func(
     block_table: Tensor | None = None,
     *,
     sinks: Tensor | None = None,
+    s_aux: Tensor | None = None,
+    learnable_sink: Tensor | None = None,
     chunk: int | None = None,
     layer: Tensor | None = None,
 ) -> Tensor | tuple[Tensor, Tensor, None]:
     """FlashAttention 2's function, in its order of arguments. `max_seqlen_q` and `max_seqlen_k` are not needed;
     every result is deterministic. With `return_attn_probs`: O, LSE as `[heads, rows]`, and None in place of
     probabilities. `sinks`: a learnt number a query head, one more key of every row whose value is zero; LSE counts it.
+    FlashAttention 3 calls it `s_aux`, FlashAttention 4 `learnable_sink`: by these names transformers looks for it.
     `chunk`: rows after which a document is cut. `layer`: the number of the layer in a tensor, for activation
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
     _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
     how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

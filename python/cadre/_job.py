@@ -25,7 +25,7 @@ import torch
 
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers
+from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
 from ._native import Session
 from ._step import Step
 from ._turns import Turn, Turns, order_of
@@ -78,6 +78,7 @@ class Job:
             raise ValueError(
                 f"rank {self.rank}: {large[0]}; numbers and rows of documents are below 2^32, and not negative"
             )
+        remember_parts(whole)
         return whole
 
     def announce(self, step: int, layouts: list[list[Stretch]], order: list[Turn]) -> None:
@@ -205,6 +206,7 @@ class Job:
 _JOB: Job | None = None
 _WATCHED: list[bool] | None = None
 _LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
+_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.whole", default=False)
 
 
 def current() -> Job | None:
@@ -222,12 +224,23 @@ def under_local() -> bool:
     return _LOCAL.get()
 
 
+def says_whole() -> bool:
+    """Whether the call is under `local(whole=True)`."""
+    return _WHOLE.get()
+
+
 def pooled() -> tuple[Job, Step] | None:
     """The job and its step, if a call is to be computed on the pool."""
     if _JOB is None or _JOB.session is None or _JOB.running is None or _LOCAL.get():
         return None
     _JOB.check_process()
     return _JOB, _JOB.running
+
+
+def before_steps() -> Job | None:
+    """The job whose first step has not begun, if a call is to be computed here in spite of it."""
+    begun = _JOB is None or _JOB.session is None or _JOB.ended or _JOB.next > 0
+    return None if begun or _LOCAL.get() else _JOB
 
 
 def watched() -> list[bool] | None:
@@ -370,11 +383,13 @@ def busy(seconds: float) -> None:
 
 
 @contextlib.contextmanager
-def local() -> Iterator[None]:
+def local(*, whole: bool = False) -> Iterator[None]:
     """Attention inside is computed in this process, whatever step runs: for evaluation. Documents lie whole on the
-    rank, and every call says them (`cu_seqlens`): those of the step are not taken."""
-    token = _LOCAL.set(True)
+    rank, and every call says them (`cu_seqlens`): those of the step are not taken. Lengths of what was packed or
+    announced with parts of documents are refused, unless `whole` says that these are other documents."""
+    tokens = _LOCAL.set(True), _WHOLE.set(whole or _WHOLE.get())
     try:
         yield
     finally:
-        _LOCAL.reset(token)
+        _LOCAL.reset(tokens[0])
+        _WHOLE.reset(tokens[1])

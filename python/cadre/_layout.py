@@ -48,12 +48,31 @@ def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, so
     return told
 
 
+def same_on(longest: int, *kinds: str) -> bool:
+    """Whether kinds keep the same keys of documents of at most so many rows: a window that is no shorter is causal. By
+    a kernel's name transformers leaves such windows out."""
+    told = set()
+    for it in kinds:
+        mask, _, more = it.partition(" ")
+        rows = mask.removeprefix("window:")
+        told.add(("causal" if rows != mask and int(rows) >= longest else mask, more))
+    return len(told) == 1
+
+
 def refuse(**arguments: object) -> None:
     """Refuses an argument that asks for a missing feature."""
     for name, value in arguments.items():
         if value is not None and not (isinstance(value, (int, float)) and value == 0):
             said = "a tensor" if isinstance(value, torch.Tensor) else value
             raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")
+
+
+def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
+    """The argument that is given, of several names of one."""
+    given = [name for name, it in names.items() if it is not None]
+    if len(given) > 1:
+        raise TypeError(f"{' and '.join(given)} are given; they are names of one argument: give one")
+    return names[given[0]] if given else None
 
 
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
@@ -64,15 +83,14 @@ def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     left, right = window_size
     if left < -1 or right < -1:
         raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
-    if right not in ((-1, 0) if causal else (-1, 0 if left >= 0 else -1)):
+    if causal or right == 0:
+        # As FlashAttention has it: a causal row sees no later key, whatever is to the right.
+        return f"window:{left + 1}" if left >= 0 else "causal"
+    if (left, right) != (-1, -1):
         raise NotImplementedError(
-            f"window_size {(left, right)} with causal={causal}: rows see no later key here, or all"
+            f"window_size {(left, right)} with causal=False: rows see no later key here, or all rows of their document"
         )
-    if left >= 0 and (causal or right == 0):
-        return f"window:{left + 1}"
-    if left >= 0:
-        raise NotImplementedError(f"window_size {(left, right)} with causal={causal}: a window is causal here")
-    return "causal" if causal else "full"
+    return "full"
 
 
 @dataclass(frozen=True)
@@ -115,13 +133,23 @@ class Shape:
             raise NotImplementedError(
                 f"init: {type(model).__name__} is not causal in all of its layers; give a cadre.Shape in its place"
             )
+        if (divided := getattr(model, "_tp_size", None) or 1) > 1:
+            raise NotImplementedError(
+                f"init: tensor parallel is not there yet, and the model's tp_size is {divided}; set it to 1"
+            )
         heads, layers = config.num_attention_heads, config.num_hidden_layers
         # Gemma's and Granite's names. Others say it in the modules alone: Gemma 3n, and where yarn has an mscale.
         scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))
         told = scalar**-0.5 if scalar is not None else scale
         softcap = getattr(config, "attn_logit_softcapping", None)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
-        masks = {"full_attention": "causal", "sliding_attention": f"window:{window}"}
+        masks = {
+            "full_attention": "causal",
+            "sliding_attention": f"window:{window}",
+            # Llama 4.
+            "chunked_attention": "causal",
+        }
+        chunks = {"chunked_attention": getattr(config, "attention_chunk_size", None)}
         # Without kinds all layers have the window, if there is one: Mistral, Phi3.
         every = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
         kinds = [it for it in every if it not in _WITHOUT]
@@ -140,7 +168,7 @@ class Shape:
             kv_heads=getattr(config, "num_key_value_heads", None) or heads,
             head_dim=getattr(config, "head_dim", None) or config.hidden_size // heads,
             kinds=tuple(
-                Kind(masks[it], scale=scale, softcap=softcap, heads=both, head_dim=dim)
+                Kind(masks[it], chunks.get(it), scale=scale, softcap=softcap, heads=both, head_dim=dim)
                 for it, scale, both, dim in zip(kinds, scales, own, dims, strict=True)
             ),
         )
@@ -215,6 +243,28 @@ class Stretch(NamedTuple):
     """Rows of the whole document."""
     start: int
     end: int
+
+
+# Rows of parts of documents that were packed or announced last. By their numbers: a loader, a collator or a move to a
+# GPU makes another tensor of the ends.
+_PARTS: dict[tuple[int, ...], None] = {}
+_REMEMBERED = 4096
+
+
+def remember_parts(layout: Sequence[Stretch]) -> None:
+    """Remembers a layout in which documents go on in other ranks: as whole ones, its rows would lack keys."""
+    if any(it.end - it.start < it.rows for it in layout):
+        rows = tuple(it.end - it.start for it in layout)
+        # The newest is last.
+        _PARTS.pop(rows, None)
+        _PARTS[rows] = None
+        if len(_PARTS) > _REMEMBERED:
+            _PARTS.pop(next(iter(_PARTS)), None)
+
+
+def are_parts(lengths: Sequence[int]) -> bool:
+    """Whether a remembered layout has these rows."""
+    return bool(_PARTS) and tuple(lengths) in _PARTS
 
 
 Layout = Sequence[int] | Sequence[Stretch]

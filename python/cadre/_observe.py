@@ -8,10 +8,11 @@ is called with. What lies on a GPU is copied there without waiting, and read whe
 """
 
 import atexit
+import inspect
 import json
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +61,7 @@ class Observer:
         ranks: tuple[int, int],
         layout: Callable[..., list[int]] | None,
     ) -> None:
-        (rank, count), self._layout = ranks, layout
+        (rank, count), self._layout, self._names = ranks, layout, names_of(model)
         if not 0 <= rank < count:
             raise ValueError(f"observe: ranks is {ranks}; give the rank, from 0, and how many ranks there are")
         kinds, heads = layers_of(model) if shape is None else _layers_of_shape(shape)
@@ -144,13 +145,23 @@ class Observer:
         if self._layout:
             lengths = [int(it) for it in self._layout(*arguments, **named)]
             return lambda: lengths
-        return documents_of(arguments, named)
+        return documents_of(arguments, named, self._names)
 
 
-def documents_of(arguments: tuple[Any, ...], named: Mapping[str, Any]) -> Callable[[], list[int]]:
+def names_of(model: nn.Module) -> list[str]:
+    """What the model inside of its wrappers calls the arguments that it is given by position."""
+    while (below := getattr(model, "_orig_mod", getattr(model, "module", None))) is not None:
+        model = below
+    by_position = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return [name for name, it in inspect.signature(model.forward).parameters.items() if it.kind in by_position]
+
+
+def documents_of(
+    arguments: tuple[Any, ...], named: Mapping[str, Any], names: Sequence[str] = ()
+) -> Callable[[], list[int]]:
     """A function that returns the lengths of a forward's documents. It may wait for a GPU."""
     first = arguments[0] if arguments else None
-    given = {**(first if isinstance(first, Mapping) else {}), **named}
+    given = {**(first if isinstance(first, Mapping) else {}), **dict(zip(names, arguments, strict=False)), **named}
     if isinstance(first, Tensor):
         given.setdefault(_TOKENS[0], first)
     # Megatron passes the lengths in a structure.

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from . import _job
-from ._layout import Stretch
+from ._layout import Stretch, remember_parts
 
 IGNORED = -100
 """A label that nothing is asked of, as torch's cross entropy has it."""
@@ -105,8 +105,7 @@ def pack(
     if not 0 <= weights < float("inf") or (total is not None and not total):
         raise ValueError(f"pack: loss weights are divided by {weights}; give weights, and a total, above 0")
     ends = torch.tensor([0, *(it.end - it.start for it in layout)]).cumsum(0).int()
-    # Marks parts of documents: under cadre.local() a call with them would lack keys.
-    ends.cadre_parts = any(it.end - it.start < it.rows for it in layout)
+    remember_parts(layout)
     return Packed(
         input_ids=held("input_ids")[None],
         position_ids=torch.cat([torch.arange(it.start, it.end) for it in layout])[None],
@@ -118,11 +117,6 @@ def pack(
         targets=sum(int((it["labels"] != IGNORED).sum()) for it in fields),
         more={name: held(name) for name in fields[0] if name not in _OURS},
     )
-
-
-def are_parts(ends: Tensor | None) -> bool:
-    """Whether these ends come from `pack` and describe documents that go on in other ranks."""
-    return getattr(ends, "cadre_parts", False)
 
 
 def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:

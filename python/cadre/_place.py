@@ -1,7 +1,8 @@
 """Where rows lie: in memory of the host, or of a GPU, behind torch's stream; and attention that a GPU computes itself.
 
 In: tensors. Out: the GPU and stream that the native half takes, room for results beside the inputs, O, LSE and
-gradients by the kernels of GPUs, or rows on the host for what these do not take. What is a GPU's is decided here alone.
+gradients by the kernels of GPUs, or rows on the host for what these do not take. What is a GPU's, and which tensors are
+refused, is decided here alone.
 """
 
 import functools
@@ -10,8 +11,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from . import _native
+
+_TYPES = (torch.float32, torch.bfloat16)
 
 Behind = tuple[int, int]
 """Number of a GPU, and torch's current stream there."""
@@ -81,6 +85,32 @@ def backward(
     results = tuple(room(it.shape, it, torch.float32) for it in turned)
     _native.gpu_backward((kind, behind, lengths), tuple(turned), (narrow, lse.contiguous(), delta), results)
     return tuple(it.to(qkv[0].dtype) for it in results)
+
+
+def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows of the types, dimensions and devices that are there, cast where autocast says so; others are refused."""
+    for name, it in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(it, Tensor):
+            raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")
+        if type(it) is not Tensor and hasattr(it, "device_mesh"):
+            raise NotImplementedError(
+                f"{name} is a {type(it).__name__} over several ranks: tensor and context parallel are not there yet; "
+                "set both to 1, so that a rank has its own rows with all their heads"
+            )
+    device = "cuda" if q.is_cuda else "cpu"
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
+    is_dual = forward_ad._current_level >= 0
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.dim() != 3:
+            raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
+        refuse_elsewhere(name, tensor, q)
+        if is_dual and forward_ad.unpack_dual(tensor).tangent is not None:
+            raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
+        if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
+            raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
+    return q, k, v
 
 
 def refuse_elsewhere(name: str, tensor: Tensor, beside: Tensor) -> None:

@@ -12,7 +12,7 @@ import time
 import torch
 
 from ._kept import Kept
-from ._layout import Shape, Stretch
+from ._layout import Shape, Stretch, same_on
 from ._turns import Turn, in_words, order_of
 
 # More micro-batches than a step can have: the session counts them in 16 bits.
@@ -73,10 +73,6 @@ class Step:
     def lengths(self, at: int | None = None) -> list[int]:
         """Rows of each stretch of a micro-batch, by default of the current one."""
         return [it.end - it.start for it in self.layouts[self.at if at is None else at]]
-
-    def whole(self) -> bool:
-        """Whether every document of the micro-batch is whole on this rank."""
-        return all(it.end - it.start == it.rows for it in self.layouts[self.at])
 
     def rows(self) -> int:
         """Rows of this rank in all micro-batches."""
@@ -160,10 +156,9 @@ class Step:
             )
         elif named not in (None, layer):
             raise ValueError(f"{where}: layer {named} is called, and it is the turn of layer {layer}")
-        if kind != shape.kinds[layer]:
-            raise ValueError(
-                f"{where}: layer {layer} is {shape.kinds[layer]} and the call is {kind}; call layers in order"
-            )
+        told = shape.kinds[layer]
+        if kind != told and not same_on(max(it.rows for it in self.layouts[at]), kind, told):
+            raise ValueError(f"{where}: layer {layer} is {told} and the call is {kind}; call layers in order")
         announced = self.lengths(at)
         if lengths is not None and lengths != announced:
             raise ValueError(f"{where}: cu_seqlens say {lengths}, announced were {announced}; pass those of the batch")

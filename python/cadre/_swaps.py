@@ -63,7 +63,7 @@ def varlen_attn(
     refuse(seqused_k=seqused_k, block_table=block_table)
     if not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True")
-    mask = mask_of(causal=tuple(window_size)[1:] == (0,), window_size=window_size)
+    mask = mask_of(causal=False, window_size=window_size)
     o, lse = attend(query, key, value, cu_seq_q, cu_seq_k, mask=mask, scale=scale)
     return (o, lse.transpose(0, 1)) if return_aux is not None and return_aux.lse else o
 

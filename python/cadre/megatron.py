@@ -10,6 +10,7 @@ documents. Out: O, the heads of a row side by side. Documents are those of the s
 batch or `PackedSeqParams`. Data parallel: what divides heads, rows or layers among processes is refused by name.
 """
 
+import weakref
 from typing import Any
 
 import torch
@@ -58,14 +59,32 @@ def check(config: TransformerConfig) -> None:
             raise NotImplementedError(f"{name} is {value}: it is not there yet; set it to {usual}")
 
 
+# The mask that was found right last, and the number of its changes then: all layers of a micro-batch have the same one.
+_RIGHT: list[tuple[weakref.ref, int]] = []
+# Rows of a mask that are compared at once.
+_AT_ONCE = 1024
+
+
+def _check_mask_once(mask: Tensor, rows: int, *, packed: bool) -> None:
+    if torch.compiler.is_compiling():
+        return _check_mask(mask, rows, packed=packed)
+    if not packed and any(it() is mask and changes == mask._version for it, changes in _RIGHT):
+        return None
+    _check_mask(mask, rows, packed=packed)
+    _RIGHT[:] = [(weakref.ref(mask), mask._version)]
+    return None
+
+
 def _check_mask(mask: Tensor, rows: int, *, packed: bool) -> None:
     """Checks a mask of Megatron, which is true where a key is hidden."""
     remedy = "give the step's documents (layout), or PackedSeqParams, and no mask of padding or of reset_attention_mask"
     if packed or mask.dtype != torch.bool or mask.shape[-2:] != (rows, rows):
         raise NotImplementedError(f"attention_mask {tuple(mask.shape)} beside a causal layer: {remedy}")
-    causal = torch.ones(rows, rows, dtype=torch.bool, device=mask.device).triu(1)
-    # Not an `if`: a GPU is not waited for.
-    torch._assert_async((mask == causal).all(), f"attention_mask hides other keys than a causal layer does: {remedy}")
+    row = torch.arange(rows, device=mask.device)
+    for of, some in zip(row.split(_AT_ONCE), mask.split(_AT_ONCE, -2), strict=True):
+        same = (some == (row[None] > of[:, None])).all()
+        # Not an `if`: a GPU is not waited for.
+        torch._assert_async(same, f"attention_mask hides other keys than a causal layer does: {remedy}")
 
 
 class CoreAttention(nn.Module):
@@ -104,7 +123,7 @@ class CoreAttention(nn.Module):
         refuse(attention_bias=attention_bias)
         mask = attn_mask_type or self.mask
         if mask in _CAUSAL and attention_mask is not None:
-            _check_mask(attention_mask, query.shape[0], packed=query.dim() == 3)
+            _check_mask_once(attention_mask, query.shape[0], packed=query.dim() == 3)
         if mask not in _CAUSAL and (mask != AttnMaskType.no_mask or attention_mask is not None):
             raise NotImplementedError(f"attn_mask_type is {mask}: layers are causal, or have no mask, here")
         packed = query.dim() == 3

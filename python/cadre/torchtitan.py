@@ -49,7 +49,7 @@ class Attention(VarlenAttention):
         batch, rows = q_BLNH.shape[:2]
         q, k, v = (it.flatten(0, 1) for it in (q_BLNH, k_BLNH, v_BLNH))
         ends = (attention_masks.cu_seq_q, attention_masks.cu_seq_k)
-        mask = mask_of(causal=self.window_size[1] == 0, window_size=self.window_size)
+        mask = mask_of(causal=False, window_size=self.window_size)
         o, lse = attend(q, k, v, *ends, mask=mask, scale=scale)
         o, lse = o.unflatten(0, (batch, rows)), lse.unflatten(0, (batch, rows))
         return out_transform(o, lse) if out_transform else o
@@ -68,7 +68,7 @@ def shape(config: Any) -> Shape:
 
     def kind(it: Any) -> Kind:
         window, own = it.inner_attention.window_size, (it.n_heads, it.n_kv_heads or it.n_heads)
-        return Kind(mask_of(causal=window[1] == 0, window_size=window), heads=own, head_dim=it.head_dim)
+        return Kind(mask_of(causal=False, window_size=window), heads=own, head_dim=it.head_dim)
 
     kinds = tuple(kind(it) for it in each)
     return Shape(heads, kv_heads, first.head_dim or config.dim // heads, kinds)

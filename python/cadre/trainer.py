@@ -29,6 +29,13 @@ class _Calls(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         if any(isinstance(it, EarlyStoppingCallback) for it in self.trainer.callback_handler.callbacks):
             raise NotImplementedError("EarlyStoppingCallback: a job makes all of its steps; leave it out")
+        parallel = getattr(self.trainer.accelerator, "parallelism_config", None)
+        for name in ("cp_size", "sp_size", "tp_size"):
+            if (size := getattr(parallel, name, 1) or 1) > 1:
+                raise NotImplementedError(
+                    f"parallelism_config: {name} is {size}; set it to 1: a rank holds its own rows with all their "
+                    "heads, and the pool shares out attention"
+                )
         if state.global_step >= state.max_steps:
             raise ValueError(f"nothing is left to train: step {state.global_step} of {state.max_steps} was resumed")
         _job.init(self.trainer.model, steps=state.max_steps - state.global_step, seed=args.seed)

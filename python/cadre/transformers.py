@@ -7,7 +7,8 @@ In: rotated Q, K and V of a layer. Out: O, as the model wants it. Documents are 
 and under `local()` they are `cu_seq_lens_q`, as transformers' collator for packed batches makes it, or the rows of
 the batch if there are several.
 
-An argument that nobody here knows, and a mask that is more than causal, a window, or full, is refused by its name.
+An argument that nobody here knows, and a mask that is more than causal, a window, chunks, or full, is refused by its
+name. Chunks are those of a document, which transformers' own masks count from the first row of the batch.
 """
 
 import types
@@ -50,9 +51,9 @@ def attention(
     """Attention for transformers: takes `[batch, heads, rows, dim]`, returns `[batch, rows, heads, dim]`."""
     refuse(dropout=dropout, **{name: it for name, it in more.items() if name not in _HARMLESS})
     batch, heads, rows, dim = query.shape
-    several = cu_seq_lens_q is None and batch > 1
+    several, chunk = cu_seq_lens_q is None and batch > 1, _chunk_of(module)
     if attention_mask is not None:
-        _check_mask(attention_mask, several)
+        _check_mask(attention_mask, several, chunk)
     if several:
         cu_seq_lens_q = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
     q, k, v = (it.transpose(1, 2).reshape(-1, it.shape[1], dim) for it in (query, key, value))
@@ -63,13 +64,25 @@ def attention(
             raise ValueError(f"sliding_window is {sliding_window}; a window has 1 row or more, its own key")
         # A window that looks both ways has `sliding_window` rows on each side.
         window = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
-    how = {"mask": mask_of(causal, window), "scale": scaling, "softcap": softcap, "sinks": s_aux}
+    how = {"mask": mask_of(causal, window), "chunk": chunk, "scale": scaling, "softcap": softcap, "sinks": s_aux}
     o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how, layer=getattr(module, "cadre_layer", None))
     return o.view(batch, rows, heads, dim), None
 
 
-def _check_mask(mask: Tensor, several: bool) -> None:
-    if mask.dim() != 3 or mask.dtype != torch.int64:
+def _chunk_of(module: nn.Module) -> int | None:
+    """Rows of a layer's chunks, which no model hands down to it but in the mask."""
+    config, layer = (getattr(module, it, None) for it in ("config", "layer_idx"))
+    kinds = getattr(config, "layer_types", None)
+    return config.attention_chunk_size if kinds and layer is not None and kinds[layer] == "chunked_attention" else None
+
+
+def _check_mask(mask: Tensor, several: bool, chunk: int | None) -> None:
+    if mask.dtype == torch.int64 and mask.dim() == 4 and chunk is None:
+        raise NotImplementedError(
+            "attention_mask: it has chunks, and the module's layer_idx and config.layer_types do not say so; give the "
+            'model attn_implementation="sdpa"'
+        )
+    if mask.dim() not in (3, 4) or mask.dtype != torch.int64:
         raise NotImplementedError("attention_mask: padding is not there; pack the documents of a batch in one row")
     if several:
         # Not an `if`: a compiled model learns it at run time.
@@ -91,10 +104,14 @@ def _transformers_mask(
     **more: Any,
 ) -> Tensor | None:
     """None for what a layer's own arguments say: causal, a causal window, all rows. The number of its document for
-    each row, `[batch, 1, rows]`, where position ids begin again: for `attention` to compare."""
-    packed = None
+    each row, `[batch, 1, rows]`, where position ids begin again: for `attention` to compare. Where the mask has chunks,
+    with one more dimension, so that `attention` sees whether the layer says so."""
+    packed, chunked = None, False
     for it in _parts(mask_function):
         name = it.__qualname__.split(".")[0]
+        if name == "chunked_overlay":
+            chunked = True
+            continue
         if name == "packed_sequence_mask_function":
             packed = _held(it)["packed_sequence_mask"][:, None]
         elif name not in ("causal_mask_function", "bidirectional_mask_function", "sliding_window_overlay"):
@@ -105,7 +122,9 @@ def _transformers_mask(
     padding = masks.flash_attention_mask(
         batch_size, q_length, kv_length, q_offset, kv_offset, mask_function, attention_mask, **more
     )
-    return packed if padding is None else padding
+    if padding is not None or not chunked:
+        return packed if padding is None else padding
+    return torch.zeros(1, 1, 1, 1, dtype=torch.int64) if packed is None else packed[..., None]
 
 
 def _held(function: types.FunctionType) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import unittest
 from unittest import mock
 
 import cadre
-from cadre import _job
+from cadre import _job, _layout
 
 
 class Alone(unittest.TestCase):
@@ -15,6 +15,7 @@ class Alone(unittest.TestCase):
     def setUp(self) -> None:
         for it in (
             mock.patch.object(_job, "_JOB", None),
+            mock.patch.dict(_layout._PARTS, clear=True),
             mock.patch.object(_job.atexit, "register"),
             mock.patch.object(_job.os, "register_at_fork"),
         ):

@@ -240,10 +240,12 @@ def micro_batch_of(
     if any(isinstance(it, cadre.Stretch) for it in LAYOUTS[at[0]][at[1]][rank]):
         lengths = [end - start for _, start, end in held]
         ends = cadre.pack([torch.zeros(sum(lengths) + 9).int()], rows=[len(q), 9], rank=0, ranks=2).cu_seqlens
-        with cadre.local():
+        with cadre.local(whole=True):
             # Other documents may be as long as those of the step.
             ours(0, q, k, v, cu_seqlens)
-            refused("goes on in another rank", lambda: ours(0, q, k, v, ends))
+        with cadre.local():
+            for it in (cu_seqlens, ends):
+                refused("goes on in another rank", lambda it=it: ours(0, q, k, v, it))
     if all(start == 0 and end == whole(at, ranks)[it] for it, start, end in held):
         with cadre.local():
             other = leaves()
@@ -276,6 +278,16 @@ def main() -> None:
     held = [[it[rank] for it in step] for step in LAYOUTS]
     steps = len(rounds) * len(held)
     cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=steps)
+    q = torch.randn(5, HEADS, DIM)
+    ends = torch.tensor([0, 5])
+    call = functools.partial(cadre.flash_attn_varlen_func, k=q[:, :2], v=q[:, :2], cu_seqlens_q=ends, cu_seqlens_k=ends)
+    call = functools.partial(call, max_seqlen_q=5, max_seqlen_k=5)
+    # A training that forgets to begin a step.
+    refused(f"rank {rank}: no step has begun, and q has a gradient", lambda: call(q.clone().requires_grad_()))
+    # An evaluation before it.
+    call(q)
+    with cadre.local():
+        call(q.clone().requires_grad_()).sum().backward()
     results = {}
     for step in range(steps):
         around, place = divmod(step, len(held))

@@ -4,6 +4,7 @@ In: the folder of the programs as CADRE_PROGRAMS. Their trainers ask for a GPU, 
 """
 
 import contextlib
+import json
 import sys
 import unittest
 import warnings
@@ -14,6 +15,8 @@ import cadre
 import torch
 import torch.distributed as dist
 from test_pool import EXAMPLES, RealProcesses, by_document, losses, manifest, number
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, distribute_tensor
 
 sys.path.insert(0, str(EXAMPLES))
 with warnings.catch_warnings():
@@ -66,6 +69,36 @@ class Frameworks(RealProcesses):
         batches = [next(it) for it in loaders for _ in range(pytorch_megatron.ACCUMULATE)]
         self.check("pytorch_megatron.py", models, pytorch_megatron.loss_of, batches)
 
+    def observed(self, model: Any, shape: cadre.Shape, loss_of: Any, batches: list[Any]) -> list[list[list[int]]]:
+        """The documents that `cadre.observe` sees, by step and forward, in a job that uses nothing else of Cadre."""
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        observer = cadre.observe(model, self.folder, shape=shape, ranks=(0, 1))
+        for batch in batches:
+            loss_of(model, batch).backward()
+            optimizer.step()
+        observer.close()
+        head, *steps = (json.loads(it) for it in (self.folder / "rank-0.jsonl").read_text().splitlines())
+        self.assertEqual(head["layers"], list(shape.kinds))
+        return [it["documents"] for it in steps]
+
+    def test_a_gpt_of_megatron_is_observed(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel()
+        self.addCleanup(parallel_state.destroy_model_parallel)
+        model, loader = pytorch_megatron.gpt(pytorch_megatron.layer(PlainMegatron), TOKENS), documents(0, TOKENS)
+        batches, shape = [next(loader) for _ in range(3)], cadre.megatron.shape(pytorch_megatron.configuration())
+        found = self.observed(model, shape, pytorch_megatron.loss_of, batches)
+        self.assertEqual(found, [[pytorch_megatron.lengths(it)] for it in batches])
+
+    def test_a_llama_of_torchtitan_is_observed(self) -> None:
+        config = pytorch_torchtitan.configuration("cadre.torchtitan.attention")
+        batches = [next(packed(rank, TOKENS)) for rank in range(3)]
+        model, shape = pytorch_torchtitan.llama(config), cadre.torchtitan.shape(config)
+        found = self.observed(model, shape, pytorch_torchtitan.loss_of, batches)
+        self.assertEqual(found, [[it["cu_seq_lens_q"].diff().tolist()] for it in batches])
+        self.assertGreater(len(found[0][0]), 1)
+
     def test_megatron_is_refused_what_is_not_there_by_its_name(self) -> None:
         config = pytorch_megatron.configuration()
         make = cadre.megatron.CoreAttention
@@ -97,6 +130,40 @@ class Frameworks(RealProcesses):
             make(config, 1, AttnMaskType.padding_causal, "self")(q, q[:, :, :2], q[:, :, :2], causal[..., :1, :])
         with self.assertRaisesRegex(ValueError, "packed rows without packed_seq_params"):
             make(config, 1, kind, "self")(q[:, 0], q[:, 0, :2], q[:, 0, :2])
+
+    def test_a_mask_of_megatron_is_looked_at_once(self) -> None:
+        config, q = pytorch_megatron.configuration(), torch.randn(4, 1, 4, 16)
+        layers = [cadre.megatron.CoreAttention(config, it, AttnMaskType.causal, "self") for it in (1, 2)]
+        mask = torch.ones(4, 4, dtype=torch.bool).triu(1)[None, None]
+        with mock.patch.object(cadre.megatron, "_check_mask", wraps=cadre.megatron._check_mask) as looks:
+            for it in layers * 2:
+                it(q, q[:, :, :2], q[:, :, :2], mask)
+            self.assertEqual(looks.call_count, 1)
+            layers[0](q, q[:, :, :2], q[:, :, :2], mask.clone())
+            self.assertEqual(looks.call_count, 2)
+            # Whose numbers change afterwards.
+            layers[0](q, q[:, :, :2], q[:, :, :2], mask)
+            mask[..., 3, 0] = True
+            with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
+                layers[1](q, q[:, :, :2], q[:, :, :2], mask)
+
+    def test_the_last_rows_of_a_long_mask_are_looked_at(self) -> None:
+        rows = 1100
+        mask = torch.ones(rows, rows, dtype=torch.bool).triu(1)[None, None]
+        cadre.megatron._check_mask(mask, rows, packed=False)
+        for row, key in ((1099, 0), (1023, 1024), (1024, 1024), (0, 0)):
+            other = mask.clone()
+            other[..., row, key] ^= True
+            with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
+                cadre.megatron._check_mask(other, rows, packed=False)
+
+    def test_rows_that_are_divided_among_ranks_are_refused_by_their_name(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        q = distribute_tensor(torch.randn(4, 2, 8), init_device_mesh("cpu", (1,)), [Shard(0)])
+        ends = torch.tensor([0, 4])
+        with self.assertRaisesRegex(NotImplementedError, "q is a DTensor over several ranks: tensor and context"):
+            cadre.flash_attn_varlen_func(q, q, q, ends, ends, 4, 4, causal=True)
 
     def test_a_llama_of_torchtitan_learns_the_same(self) -> None:
         models = [

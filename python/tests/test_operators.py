@@ -107,7 +107,8 @@ class Operators(unittest.TestCase):
             ({"dropout_p": 0.1}, "dropout_p is 0.1"),
             ({"alibi_slopes": torch.zeros(4)}, "alibi_slopes is a tensor"),
             ({"block_table": torch.zeros(4)}, "block_table is a tensor"),
-            ({"window_size": (3, 3)}, r"window_size \(3, 3\)"),
+            ({"window_size": (3, 3), "causal": False}, r"window_size \(3, 3\) with causal=False"),
+            ({"window_size": (3, -1), "causal": False}, r"window_size \(3, -1\)"),
             ({"window_size": (-1, 5), "causal": False}, r"window_size \(-1, 5\)"),
         ):
             with self.assertRaisesRegex(NotImplementedError, words):

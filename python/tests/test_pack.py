@@ -6,6 +6,7 @@ are drawn.
 
 import itertools
 import os
+import pickle
 import random
 import re
 import subprocess
@@ -16,16 +17,18 @@ import zlib
 import cadre
 import packed_rank
 import torch
+from alone import Alone
 from pytorch_packed import Packed
 from test_pool import EXAMPLES, HERE, RealProcesses, by_document, losses, manifest, number
 from torch import Tensor
+from torch.utils.data import default_collate
 
 # Half of them are new with every commit.
 OF_TREE = zlib.crc32(os.environ.get("CADRE_TREE_SEED", "no tree").encode())
 SEEDS = [*range(4), *range(OF_TREE, OF_TREE + 4)]
 
 
-class Packs(unittest.TestCase):
+class Packs(Alone):
     def test_ranks_together_hold_what_one_rank_holds(self) -> None:
         for seed in (it for base in (0, OF_TREE) for it in range(base, base + 50)):
             draw = random.Random(seed)
@@ -92,8 +95,30 @@ class Packs(unittest.TestCase):
     def test_parts_of_documents_are_refused_where_their_keys_are_not(self) -> None:
         q = torch.randn(2, 2, 8)
         ends = cadre.pack([[1, 2, 3]], rows=[2, 1], rank=0, ranks=2).cu_seqlens
-        with self.assertRaisesRegex(ValueError, "goes on in another rank"), cadre.local():
-            cadre.flash_attn_varlen_func(q, q, q, ends, ends, 2, 2, causal=True)
+
+        def call(ends: Tensor) -> Tensor:
+            return cadre.flash_attn_varlen_func(q, q, q, ends, ends, 2, 2, causal=True)
+
+        collated = default_collate([{"cu_seq_lens_q": ends}])["cu_seq_lens_q"][0]
+        moved = pickle.loads(pickle.dumps(ends))
+        # What loaders, collators and moves to a GPU make of it.
+        for it in (ends, ends.clone(), ends.long(), torch.tensor(ends.tolist()), collated, moved):
+            with self.assertRaisesRegex(ValueError, "goes on in another rank"), cadre.local():
+                call(it)
+        with self.assertRaisesRegex(ValueError, "goes on in another rank"):
+            call(ends.clone())
+        # Others may be as long.
+        with cadre.local(whole=True), cadre.local():
+            self.assertEqual(call(ends.clone()).shape, q.shape)
+        with cadre.local():
+            call(torch.tensor([0, 1, 2]))
+
+    def test_parts_that_another_process_has_packed_are_known_from_their_step(self) -> None:
+        q, ends = torch.randn(7, 2, 8), torch.tensor([0, 3, 7])
+        self.join()
+        cadre.begin_step([3, 4], next=[cadre.Stretch(0, 3, 0, 3), cadre.Stretch(1, 9, 0, 4)])
+        with self.assertRaisesRegex(ValueError, "step 0: .* goes on in another rank"), cadre.local():
+            cadre.flash_attn_varlen_func(q, q, q, ends, ends, 7, 7, causal=True)
 
 
 class Jobs(RealProcesses):

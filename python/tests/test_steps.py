@@ -3,8 +3,11 @@
 Each test begins with a process in which `init` was not called.
 """
 
+import contextlib
+import io
 import os
 import unittest
+from types import SimpleNamespace
 from unittest import mock
 
 import cadre
@@ -15,6 +18,7 @@ from torch import Tensor
 
 ROWS = 8
 ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
+WINDOW = cadre.Kind("window:8", scale=0.4)
 
 
 def attend(q: Tensor, cu_seqlens: Tensor | None = None) -> Tensor:
@@ -80,6 +84,22 @@ class Documents(Alone):
         q = rows()
         with self.assertRaisesRegex(ValueError, "cu_seqlens_q is not"):
             cadre.flash_attn_varlen_func(q, q, q, None, ENDS, ROWS, ROWS)
+
+
+class Kinds(unittest.TestCase):
+    def test_a_window_that_is_longer_than_its_documents_is_causal(self) -> None:
+        def call(rows: int, kind: str, announced: cadre.Kind = WINDOW) -> None:
+            layout = [cadre.Stretch(0, rows, 0, 4)]
+            step = _step.Step((0, 0), cadre.Shape(2, 2, 8, (announced,)), [layout], pooled=True)
+            self.assertEqual(step.forward_phase(kind, None, [(4, 2, 8)] * 3, None), ((0, 0), None))
+
+        for rows in (4, 8):
+            call(rows, "causal scale 0.4")
+            call(rows, "window:9 scale 0.4", cadre.Kind(scale=0.4))
+        # A document that goes on in another rank is longer than its rows here.
+        for rows, kind in ((9, "causal scale 0.4"), (4, "causal"), (4, "full scale 0.4"), (9, "window:9 scale 0.4")):
+            with self.assertRaisesRegex(ValueError, f"layer 0 is window:8 scale 0.4 and the call is {kind}"):
+                call(rows, kind)
 
 
 class Recomputes(unittest.TestCase):
@@ -175,6 +195,26 @@ class Ends(Alone):
                 cadre.report(loss=1.0, tokens=tokens)
         with self.assertRaisesRegex(ValueError, "accumulate is 1.5"):
             cadre.batches([1], accumulate=1.5)
+
+    def test_a_process_joins_once_and_says_once_that_no_job_started_it(self) -> None:
+        said = io.StringIO()
+        with contextlib.redirect_stderr(said):
+            cadre.init(cadre.Shape(2, 2, 8, ("causal",)), steps=2)
+            with self.assertRaisesRegex(RuntimeError, "init was called before; a process is one rank of one job"):
+                cadre.init(cadre.Shape(2, 2, 8, ("causal",)), steps=2)
+            for _ in range(2):
+                cadre.begin_step([ROWS])
+                attend(rows())
+            cadre.finish()
+        self.assertEqual(said.getvalue(), "cadre: no job has started this process; core attention is computed here\n")
+
+    def test_heads_that_tensor_parallel_divides_are_refused_when_the_job_is_joined(self) -> None:
+        model = torch.nn.Linear(1, 1)
+        model.config = SimpleNamespace(num_attention_heads=2, num_hidden_layers=1, hidden_size=16)
+        cadre.Shape.of(model)
+        model._tp_size = 2
+        with self.assertRaisesRegex(NotImplementedError, "init: tensor parallel .*tp_size is 2; set it to 1"):
+            cadre.init(model, steps=1)
 
     def test_steps_are_a_whole_number(self) -> None:
         for steps in (0, 2.5):

@@ -1,5 +1,6 @@
 """Faces of attention beside FlashAttention's for packed rows, and `install`, which puts them where others were."""
 
+import contextlib
 import importlib.util
 import inspect
 import os
@@ -13,13 +14,15 @@ from unittest import mock
 
 import cadre
 import torch
+from test_pool import gemma, gpt_oss, qwen
 from torch import Tensor
 from torch.nn.attention import varlen
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, MistralConfig, MistralForCausalLM
 from transformers.integrations import hub_kernels
 
-REPOSITORY = Path(__file__).resolve().parents[1] / "cadre/kernel"
+# As the page tells it.
+REPOSITORY = Path(cadre.__path__[0]) / "kernel"
 
 BATCH, ROWS = 3, 20
 # Arguments of FlashAttention's function for batches.
@@ -126,23 +129,64 @@ class Swaps(unittest.TestCase):
         # A second one has nothing to do.
         self.assertEqual(cadre.install(), ["transformers: cadre"])
 
-    def test_transformers_loads_it_as_a_kernel_by_its_name(self) -> None:
+    def test_a_window_is_that_of_flashattention(self) -> None:
+        rows = drawn()
+        before = torch.arange(ROWS)[:, None] - torch.arange(ROWS)[None]
+        near = {"attn_mask": (before >= 0) & (before <= 5)}
+        # A causal call looks at no later row, whatever its window says to the right.
+        for causal, window, expected in (
+            (True, (5, 5), near),
+            (True, (5, 0), near),
+            (True, (5, -1), near),
+            (False, (5, 0), near),
+            (True, (-1, 3), {"is_causal": True}),
+            (False, (-1, 0), {"is_causal": True}),
+            (False, (-1, -1), {}),
+        ):
+            with self.subTest(causal=causal, window=window):
+                found = cadre.flash_attn_func(*rows, causal=causal, window_size=window)
+                self.alike(found, of_torch(*rows, **expected), rows)
+
+    def test_sinks_have_the_names_of_other_flashattentions(self) -> None:
+        rows, sinks = drawn(), torch.tensor([0.5, -1.0, 2.0, 0.0])
+        expected = cadre.flash_attn_func(*rows, causal=True, sinks=sinks)
+        for name in ("s_aux", "learnable_sink"):
+            self.assertTrue(torch.equal(cadre.flash_attn_func(*rows, causal=True, **{name: sinks}), expected), name)
+        with self.assertRaisesRegex(TypeError, "sinks and s_aux are given; they are names of one argument: give one"):
+            cadre.flash_attn_func(*rows, causal=True, sinks=sinks, s_aux=sinks)
+
+    def by_name(self) -> contextlib.AbstractContextManager:
+        """What lets transformers find the kernel by its name."""
         if hub_kernels.is_kernels_available():
-            found = mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"cadre/attention={REPOSITORY}"})
-        else:
-            # Without the package `kernels`, which finds the file in the repository and imports it.
-            found = mock.patch.multiple(hub_kernels, is_kernels_available=lambda: True, get_kernel=loaded)
-        with found:
-            models = [llama(it) for it in ("cadre/attention", "sdpa")]
+            return mock.patch.dict(os.environ, {"LOCAL_KERNELS": f"cadre/attention={REPOSITORY}"})
+        # Without the package `kernels`, which finds the file in the repository and imports it.
+        return mock.patch.multiple(hub_kernels, is_kernels_available=lambda: True, get_kernel=loaded)
+
+    def test_transformers_loads_it_as_a_kernel_by_its_name(self) -> None:
         # Two documents in a row, as their positions say, and rows that are documents.
-        packed = {"input_ids": torch.arange(30)[None] * 7 % 64, "position_ids": torch.arange(30)[None] % 18}
-        for batch in (packed, {"input_ids": packed["input_ids"].view(2, 15)}):
-            results = [it(**batch, use_cache=False).logits for it in models]
-            torch.testing.assert_close(*results, rtol=1e-5, atol=1e-5)
-            for it in results:
-                it.square().sum().backward()
-        for one, other in zip(*(it.parameters() for it in models), strict=True):
-            torch.testing.assert_close(one.grad, other.grad, rtol=1e-4, atol=1e-5)
+        ids = torch.arange(90)[None] * 7 % 64
+        packed = {"input_ids": ids, "position_ids": torch.arange(90)[None] % 54}
+        alone = {"input_ids": ids.view(2, 45)}
+        short = {"input_ids": ids.view(9, 10)}
+        for make, theirs, batches in (
+            (llama, "sdpa", (packed, alone, short)),
+            (mistral, "sdpa", (packed, alone, short)),
+            (qwen, "sdpa", (packed, alone, short)),
+            (gemma, "eager", (packed, alone, short)),
+            # Its own attention lets packed documents see each other.
+            (gpt_oss, "eager", (alone, short)),
+        ):
+            with self.by_name():
+                models = [make(it) for it in ("cadre/attention", theirs)]
+            for batch in batches:
+                results = [it(**batch, labels=batch["input_ids"], use_cache=False).loss for it in models]
+                for it in results:
+                    it.backward()
+                ours, plain = (it.item() for it in results)
+                self.assertLess(abs(ours - plain) / plain, 1e-6, make.__name__)
+            for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+                off = (one.grad - other.grad).abs().max() / other.grad.abs().max()
+                self.assertLess(off, 1e-5, f"{make.__name__}: {name}")
 
 
 def loaded(name: str, **_: object) -> types.ModuleType:
@@ -160,6 +204,14 @@ def llama(attention: str) -> LlamaForCausalLM:
     sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
     return LlamaForCausalLM(LlamaConfig(**sizes, **heads, attn_implementation=attention))
+
+
+def mistral(attention: str) -> MistralForCausalLM:
+    """All layers have a window."""
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "sliding_window": 16}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2}
+    return MistralForCausalLM(MistralConfig(**sizes, **heads, attn_implementation=attention))
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ from unittest import mock
 
 import cadre.trainer
 import torch
+from accelerate import ParallelismConfig
 from alone import Alone
 from cadre import _job
 from test_transformers import llama
@@ -64,6 +65,17 @@ class Ends(Alone):
         trainer = self.trainer(callbacks=[EarlyStoppingCallback()], metric_for_best_model="loss", **early)
         with self.assertRaisesRegex(NotImplementedError, "EarlyStoppingCallback"):
             self.train(trainer)
+
+    def test_what_divides_rows_or_heads_among_ranks_is_refused_by_its_name(self) -> None:
+        for size in ("cp_size", "sp_size", "tp_size"):
+            trainer = self.trainer(max_steps=2)
+            # As an accelerator of two processes has it.
+            state = trainer.accelerator.state
+            self.addCleanup(setattr, state, "parallelism_config", state.parallelism_config)
+            state.parallelism_config = ParallelismConfig(**{size: 2})
+            calls = next(it for it in trainer.callback_handler.callbacks if isinstance(it, cadre.trainer._Calls))
+            with self.assertRaisesRegex(NotImplementedError, f"parallelism_config: {size} is 2; set it to 1"):
+                calls.on_train_begin(trainer.args, trainer.state, trainer.control)
 
     def test_a_job_that_is_asked_to_stop_is_saved(self) -> None:
         begin, steps = _job.Job.begin, []

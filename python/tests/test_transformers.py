@@ -2,18 +2,25 @@
 
 import dataclasses
 import unittest
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import cadre.transformers
 import torch
 from cadre import Kind, Shape, _job
+from cadre._attention import attend
 from cadre._layout import name_layers
+from cadre._observe import layers_of
+from torch._dynamo.utils import counters
 from transformers import (
     BertConfig,
     BertModel,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
@@ -111,6 +118,76 @@ class Masks(unittest.TestCase):
             self.assertLess((found - expected).abs().max(), 1e-5)
             with self.assertRaisesRegex(ValueError, "pass cu_seqlens"):
                 run(TOKENS[:1], position_ids=TWICE)
+
+
+class Chunks(unittest.TestCase):
+    def llama4(self, attention: str, *, layers: tuple[int, ...] = (1, 0)) -> Llama4ForCausalLM:
+        torch.manual_seed(1)
+        small = SMALL | {"intermediate_size_mlp": 32, "head_dim": 8, "num_local_experts": 2, "pad_token_id": None}
+        chunks = {"attention_chunk_size": 8, "no_rope_layers": list(layers)}
+        return Llama4ForCausalLM(Llama4TextConfig(**(small | chunks | {"attn_implementation": attention})))
+
+    def test_a_llama_4_learns_as_with_its_own_attention(self) -> None:
+        models = [self.llama4(it) for it in ("cadre", "eager")]
+        kinds = ("causal in chunks of 8", "causal")
+        self.assertEqual(Shape.of(models[0]).kinds, kinds)
+        self.assertEqual(tuple(layers_of(models[0])[0]), kinds)
+        losses = [it(TOKENS, labels=TOKENS).loss for it in models]
+        self.assertLess((losses[0] - losses[1]).abs() / losses[1], 1e-6)
+        for it in losses:
+            it.backward()
+        for (name, one), other in zip(models[0].named_parameters(), models[1].parameters(), strict=True):
+            self.assertLess((one.grad - other.grad).abs().max(), 1e-5 * other.grad.abs().max() + 1e-12, name)
+
+    def test_chunks_are_those_of_each_document(self) -> None:
+        model, ends = self.llama4("cadre"), torch.tensor([0, 13, 32], dtype=torch.int32)
+        # Without the layer whose queries are scaled by their row in the batch.
+        model.config.attn_temperature_tuning = False
+        model.model.layers[1].self_attn.attn_temperature_tuning = False
+        positions = torch.cat([torch.arange(13), torch.arange(19)])[None]
+        packed = model(TOKENS[:1], position_ids=positions, cu_seq_lens_q=ends, cu_seq_lens_k=ends).logits
+        alone = model(TOKENS[:1, 13:], cu_seq_lens_q=torch.tensor([0, 19]), cu_seq_lens_k=torch.tensor([0, 19])).logits
+        self.assertLess((packed[:, 13:] - alone).abs().max(), 1e-5)
+        with self.assertRaisesRegex(RuntimeError, "position_ids begin again .* pass cu_seq_lens_q"):
+            self.llama4("cadre", layers=(1, 1))(TOKENS, position_ids=TWICE.expand(2, -1))
+
+    def test_a_module_that_does_not_say_its_chunks_is_refused(self) -> None:
+        model = self.llama4("cadre")
+        model.model.layers[0].self_attn.layer_idx = 1
+        with self.assertRaisesRegex(NotImplementedError, "attention_mask: it has chunks, and the module's layer_idx"):
+            model(TOKENS)
+
+
+class Compiled(unittest.TestCase):
+    def compiled(self, name: Callable[[LlamaForCausalLM], None]) -> int:
+        """How many graphs four blocks have that are compiled each for itself, with the results of plain ones."""
+        torch._dynamo.reset()
+        counters.clear()
+        models = [llama(num_hidden_layers=4) for _ in range(2)]
+        for it in models:
+            name(it)
+        for it in models[0].model.layers:
+            it.compile(backend="aot_eager", fullgraph=True)
+        for it in models:
+            it(TOKENS, labels=TOKENS).loss.backward()
+        for one, other in zip(*(it.parameters() for it in models), strict=True):
+            torch.testing.assert_close(one.grad, other.grad, rtol=1e-5, atol=1e-7)
+        return counters["stats"]["unique_graphs"]
+
+    def test_all_blocks_have_one_compilation(self) -> None:
+        self.assertEqual(self.compiled(name_layers), 1)
+
+        def by_numbers(model: LlamaForCausalLM) -> None:
+            for at, it in enumerate(model.model.layers):
+                it.self_attn.cadre_layer = at
+
+        # What a tensor is there for.
+        with mock.patch.object(cadre.transformers, "attend", by_number):
+            self.assertEqual(self.compiled(by_numbers), 4)
+
+
+def by_number(*given: Any, layer: int, **more: Any) -> Any:
+    return attend(*given, layer=torch.tensor(layer), **more)
 
 
 class Frozen(unittest.TestCase):

@@ -1,0 +1,108 @@
+"""The first update of a job beside that of the model's own attention: its loss within 1e-6, its gradients within 1e-5.
+
+In: the folder of the programs as CADRE_PROGRAMS. Two ranks, two servers, of which one is killed; the examples' scripts.
+"""
+
+import json
+import unittest
+from pathlib import Path
+from typing import Any
+
+import test_pool
+import torch
+from pytorch_books import packed
+from pytorch_llama import MODELS
+from test_pool import EXAMPLES, HERE, RealProcesses, losses, manifest
+
+TOKENS = 256
+Update = tuple[float, list[torch.Tensor]]
+"""A rank's loss, and gradients."""
+
+
+class FirstUpdates(RealProcesses):
+    def found(self, script: str, *options: str) -> list[Update]:
+        """By rank, of a job."""
+        folder = self.room("job")
+        text = manifest(str(folder), str(EXAMPLES / script), *options, script=HERE / "first_update.py")
+        self.complete(text, "--fault", "kill-server:0@0:bwd")
+        return [torch.load(folder / f"update-{it}.pt") for it in range(2)]
+
+    def without_cadre(self, script: str, *options: str) -> list[Update]:
+        """By rank, with transformers' own attention."""
+        folder = self.room("own")
+        arguments = (str(folder), str(EXAMPLES / script), *options)
+        test_pool.Transformers.without_cadre(self, str(HERE / "first_update.py"), arguments)
+        return [torch.load(folder / f"update-{it}.pt") for it in range(2)]
+
+    def room(self, name: str) -> Path:
+        folder = self.folder / name
+        folder.mkdir()
+        return folder
+
+    def alike(self, found: Update, expected: Update) -> None:
+        self.assertLess(abs(found[0] - expected[0]) / expected[0], 1e-6)
+        for at, (one, other) in enumerate(zip(found[1], expected[1], strict=True)):
+            self.assertLess((one - other).abs().max() / other.abs().max(), 1e-5, f"parameter {at}")
+
+    def check_model(self, name: str, *options: str) -> None:
+        model = MODELS[name]("eager")
+        losses = [loss_of(model, next(packed(rank, TOKENS))) for rank in range(2)]
+        (sum(losses) / 2).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        gradients = [it.grad for it in model.parameters()]
+        for loss, it in zip(losses, self.found("pytorch_llama.py", f"--model={name}", *SMALL, *options), strict=True):
+            self.alike(it, (loss.item(), gradients))
+
+    def test_a_llama(self) -> None:
+        self.check_model("llama")
+
+    def test_a_llama_whose_layers_are_compiled(self) -> None:
+        # Which are recomputed in the backward, too.
+        self.check_model("llama", "--compile=aot_eager", "--checkpointing")
+
+    def test_a_qwen_with_windows(self) -> None:
+        self.check_model("qwen")
+
+    def test_a_gpt_oss_with_sinks(self) -> None:
+        self.check_model("gpt-oss")
+
+    def check_script(self, script: str, *options: str) -> None:
+        options = (*options, "--longest=200", f"--out={self.folder}")
+        for found, expected in zip(self.found(script, *options), self.without_cadre(script, *options), strict=True):
+            self.alike(found, expected)
+
+    def test_a_trainer(self) -> None:
+        self.check_script("pytorch_trainer.py", "--documents=16", "--epochs=1")
+
+    def test_a_trainer_of_trl(self) -> None:
+        self.check_script("pytorch_trl.py", "--documents=12")
+
+
+class Recomputes(RealProcesses):
+    def test_a_recompute_of_megatrons_sends_nothing_and_changes_no_bit(self) -> None:
+        def run(script: Path, *options: str) -> tuple[list[str], int]:
+            out = self.complete(manifest(*options, "--steps=2", f"--tokens={TOKENS}", script=script))
+            servers = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
+            return losses(out), sum(it["bytes_pulled"] for it in servers)
+
+        calm = run(EXAMPLES / "pytorch_megatron.py")
+        self.assertGreater(calm[1], 0)
+        for kind in ("full", "uniform", "selective"):
+            self.assertEqual(run(HERE / "megatron_rank.py", kind), calm, kind)
+
+
+SMALL = ("--steps=1", f"--tokens={TOKENS}")
+
+
+def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:
+    """Of a batch, a document after the other: some attention of transformers lets packed documents see each other."""
+    lengths = batch["cu_seq_lens_q"].diff().tolist()
+    documents = zip(batch["input_ids"].split(lengths, 1), batch["labels"].split(lengths, 1), strict=True)
+    parts = [
+        model(input_ids=ids, labels=labels).loss * (ids.shape[1] - 1) for ids, labels in documents if ids.numel() > 1
+    ]
+    return sum(parts) / sum(it - 1 for it in lengths)
+
+
+if __name__ == "__main__":
+    unittest.main()
