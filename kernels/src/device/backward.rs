@@ -15,11 +15,12 @@ use half::bf16;
 
 use super::batch::Batch;
 use super::check::{Refusal, disjoint, same_gpu, short, task as check_task, tensor};
-use super::driver::{BACKWARD, Gpu};
+use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::modules::BACKWARD;
 use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
 use super::scratch::{Held, Scratch};
 use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};

@@ -16,11 +16,12 @@ use half::bf16;
 
 use super::batch::Batch;
 use super::check::{disjoint, same_gpu, short, task as check_task, tensor};
-use super::driver::{FORWARD, Gpu};
+use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::modules::FORWARD;
 use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
 use super::scratch::{Held, Scratch};
 use super::tables::{

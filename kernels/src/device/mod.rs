@@ -21,7 +21,8 @@
 //!   lent, pinned         these rows; memory of the host that is copied while others work
 //! graph                  runs recorded once, launched again as one
 //! watch                  where warps wait that wait too long: for builds of the kernels that tell
-//!     memory, driver     buffers, streams, events; the library, the kernels
+//!     memory, driver     buffers, streams, events; the library
+//!       modules          the kernels' files, entry points and launches
 //!     context            the current context of the caller's thread
 //! ```
 //!
@@ -45,6 +46,7 @@ mod lent;
 pub(crate) mod linear;
 mod lists;
 mod memory;
+mod modules;
 mod pieces;
 mod pinned;
 mod plan;
