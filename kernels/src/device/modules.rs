@@ -145,9 +145,20 @@ pub(super) fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
         if !bytes.starts_with(b"\x7fELF") {
             return Err(unreadable("it is no ELF file".to_owned()));
         }
-        Ok(Cubin { name: it.name, bytes: bytes.leak() })
+        let found = Cubin { name: it.name, bytes: bytes.leak() };
+        let [theirs, ours] = [&found, it].map(build_of);
+        if theirs != ours {
+            return Err(unreadable(format!("it is of build {theirs}, this program of {ours}")));
+        }
+        Ok(found)
     };
     CUBINS.iter().map(read).collect()
+}
+
+/// Names the sources that a file was built of, whatever its form.
+fn build_of(cubin: &Cubin) -> String {
+    let words: Option<[i32; 2]> = cubin.constant("cadre_build");
+    words.map_or_else(|| "no name".to_owned(), |[low, high]| format!("{high:08x}{low:08x}"))
 }
 
 fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Kernel, Error> {
@@ -164,5 +175,8 @@ fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Ke
     // SAFETY: a loaded function; the driver refuses what it does not have.
     let code = unsafe { sys::cuFuncSetAttribute(function, attribute, launch.shared_bytes) };
     call("cuFuncSetAttribute", after, code)?;
+    // Otherwise the first launch would: it would wait for the whole GPU, and could not be recorded.
+    // SAFETY: a function of a loaded module.
+    call("cuFuncLoad", after, unsafe { sys::cuFuncLoad(function) })?;
     Ok(Kernel { name, function, launch })
 }
