@@ -11,6 +11,7 @@ use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTempl
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_supervisor::launcher;
+use cadre_trainer::model::Design;
 use clap::{Args, Parser};
 
 use super::exchange::name;
