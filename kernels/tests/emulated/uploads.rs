@@ -53,8 +53,7 @@ fn lists() {
     let bundle = BackwardBundle { mask: case.mask, keys: keys(), dkv_row: 0, parts: vec![rows()] };
     BackwardPlan::with(&stream, shape, &[bundle], (Order::Fixed, 1), &scratch).expect("a plan");
     let mut copied = Buffer::<u8>::new(&gpu, case.q.len() * 2, "a copy").expect("memory");
-    let mut from = Buffer::<u8>::new(&gpu, case.q.len() * 2, "rows").expect("memory");
-    from.clear(&stream, 0).expect("nothing");
+    let from = Buffer::<u8>::new(&gpu, case.q.len() * 2, "rows").expect("memory");
     let mut copier = RowCopier::new(Stream::new(&gpu).expect("a stream")).expect("a list");
     let all = RowCopy { from: 0, to: 0, rows: 1, bytes: 64, from_stride: 0, to_stride: 0 };
     for at in [0, 64, 128] {
