@@ -12,6 +12,7 @@ share one GPU, so the gain is that of balance alone, not of more processors.
 from __future__ import annotations
 
 import json
+import os
 import re
 import statistics
 import struct
@@ -34,7 +35,9 @@ class Runs:
         self, folder: Path, steps: int, tokens: int, limit: float, environment: dict[str, str], trace: Path | None
     ) -> None:
         self.folder, self.steps, self.tokens, self.limit, self.trace = folder, steps, tokens, limit, trace
-        self.environment = {**environment, "RUST_LOG": "info"}
+        # Processes would take turns at several GPUs; the check is about one.
+        first = os.environ.get("CUDA_VISIBLE_DEVICES", "0").split(",")[0]
+        self.environment = {"CUDA_VISIBLE_DEVICES": first, **environment, "RUST_LOG": "info"}
 
     def run(self, name: str, end: float, engine: str, servers: int, trainers: int, *words: str, steps: int) -> dict:
         """Losses as bits, seconds of each step, or what went wrong; `end` is that of all."""

@@ -111,7 +111,7 @@ impl From<TrainOptions> for TrainArgs {
             lr,
             warmup,
             seed,
-            process: ProcessOptions { threads, exchange },
+            process: ProcessOptions { threads, gpu, exchange },
             engine,
             heads,
             memory_mib,
@@ -135,6 +135,7 @@ impl From<TrainOptions> for TrainArgs {
             seed,
             threads: Threads(threads),
             engine: engine.into(),
+            gpu: gpu.map(usize::from),
             exchange: exchange.into(),
             kv_heads: heads.into(),
             memory_mib,
@@ -147,10 +148,11 @@ impl From<TrainOptions> for TrainArgs {
 impl From<ServeOptions> for ServerArgs {
     fn from(options: ServeOptions) -> Self {
         let ServeOptions { process, engine, memory_mib } = options;
-        let ProcessOptions { threads, exchange } = process;
+        let ProcessOptions { threads, gpu, exchange } = process;
         Self {
             threads: Threads(threads),
             engine: engine.into(),
+            gpu: gpu.map(usize::from),
             exchange: exchange.into(),
             memory_mib: memory_mib.get(),
         }

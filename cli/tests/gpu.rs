@@ -2,7 +2,7 @@
 //!
 //! In: a small job with bf16 rows. Out: the same first loss in place and on two servers, near that of the CPU; the same bits whether
 //! rows go through sockets or stay on the GPU, also when a server is killed; a server whose GPU is lost, or does not copy, leaves with
-//! the reason, and the job goes on; pulls that fail after their copies have begun cost no bits. Says nothing of speed, nor of a real driver.
+//! the reason, and the job goes on, and so does one whose memory is short; processes take turns at several GPUs; pulls that fail after their copies have begun cost no bits. Says nothing of speed, nor of a real driver.
 
 #[path = "../../kernels/emulation/built.rs"]
 mod built;
@@ -148,6 +148,119 @@ fn a_server_whose_gpu_is_lost_says_so_and_its_work_moves() {
         assert!(notices().any(|it| it.contains("its work moves")), "{name}: {said}");
         assert!(output.status.success() && losses(&events).len() == 2, "{name}: {said}");
     }
+}
+
+/// What the processes of a run have written.
+fn logs(place: &Path, name: &str) -> String {
+    let logs = std::fs::read_dir(place.join(name).join("logs")).expect("logs");
+    logs.map(|it| std::fs::read_to_string(it.expect("a log").path()).expect("a log is text"))
+        .collect()
+}
+
+#[test]
+fn a_server_whose_gpu_is_too_small_for_one_bundle_says_so_and_its_work_moves() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let calm = Job {
+        engine: "gpu",
+        servers: 2,
+        changes: &[],
+        words: &["--exchange=tcp"],
+        environment: &[],
+    };
+    let calm = calm.losses(place.path(), "calm");
+    let environment = [("CADRE_EMULATED_MEMORY", "server-1:8000")];
+    let words = ["--exchange=tcp"];
+    let job =
+        Job { engine: "gpu", servers: 2, changes: &[], words: &words, environment: &environment };
+    let (output, events) = job.run(place.path(), "short");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let notices = || events.iter().filter_map(|it| it["text"].as_str());
+    let left = notices().find(|it| it.contains("leaves: GPU memory is too small for"));
+    let left = left.unwrap_or_else(|| panic!("{said}"));
+    assert!(left.starts_with("server 1") && left.contains(" of bundle "), "{left}");
+    assert!(left.contains("--gpu") && left.contains("--cap"), "{left}");
+    assert!(notices().any(|it| it.contains("its work moves")), "{said}");
+    assert!(output.status.success(), "{said}");
+    assert_eq!(losses(&events), calm);
+}
+
+#[test]
+fn processes_of_a_run_take_turns_at_the_gpus_of_their_machine() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let of = |name, words: &[&str], changes: &[(&str, &str)]| {
+        let environment = [("CADRE_EMULATED_GPUS", "3"), ("CADRE_LOG", "info")];
+        let job = Job { engine: "gpu", servers: 3, changes, words, environment: &environment };
+        (job.losses(place.path(), name), logs(place.path(), name))
+    };
+    let (apart, said) = of("apart", &["--exchange=tcp"], &[]);
+    for (process, gpu) in [("server 0", 1), ("server 1", 2), ("server 2", 0)] {
+        let line = format!("{process} (incarnation 0) computes core attention: GPU {gpu}, ");
+        assert!(said.contains(&line), "{line}: {said}");
+    }
+    assert!(said.contains("core attention in place: GPU 0, "), "{said}");
+    // With rows that stay on a GPU, all have the same one.
+    let (together, said) = of("together", &["--exchange=node"], &[]);
+    assert!(!said.contains("GPU 1, ") && said.contains("GPU 0, "), "{said}");
+    assert_eq!(together, apart);
+    let named = [
+        ("[--engine=gpu, ", "[--gpu=2, --engine=gpu, "),
+        ("- --engine=gpu", "- --engine=gpu\n            - --gpu=1"),
+    ];
+    let named = named.map(|(from, to)| (from, to));
+    let (losses, said) = of("named", &["--exchange=tcp"], &named);
+    assert!(!said.contains("GPU 0, "), "{said}");
+    assert_eq!(said.matches("computes core attention: GPU 2, ").count(), 3, "{said}");
+    assert!(said.contains("core attention in place: GPU 1, "), "{said}");
+    assert_eq!(losses, apart);
+}
+
+#[test]
+fn a_gpu_that_is_named_and_not_there_ends_the_run_with_a_remedy() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let named = [("- --engine=gpu", "- --engine=gpu\n            - --gpu=5")];
+    let job = Job { engine: "gpu", servers: 0, changes: &named, words: &[], environment: &[] };
+    let (output, _) = job.run(place.path(), "named");
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("there is no GPU 5") && said.contains("name another one"), "{said}");
+}
+
+#[test]
+fn a_server_puts_lists_of_launches_without_waiting_for_a_stream() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let environment = [("CADRE_EMULATED_PAGEABLE", "server:1")];
+    let words = ["--exchange=node"];
+    let job =
+        Job { engine: "gpu", servers: 2, changes: &[], words: &words, environment: &environment };
+    job.losses(place.path(), "listed");
+}
+
+#[test]
+fn a_gpu_is_no_part_of_what_rows_of_f32_depend_on() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let changes = [("wire: Bf16", "wire: F32"), ("- --engine=gpu", "- --engine=cpu")];
+    let of = |name, engine| {
+        let words = ["--exchange=tcp"];
+        Job { engine, servers: 1, changes: &changes, words: &words, environment: &[] }
+            .losses(place.path(), name)
+    };
+    // The job is reproducible: a server of other arithmetic would be refused.
+    assert_eq!(of("gpu", "gpu"), of("cpu", "cpu"));
 }
 
 #[test]

@@ -18,6 +18,11 @@ struct Launch {
     int rows, keys;             // of its tiles, 0 where it has none
 };
 
+#ifdef CADRE_BUILD
+// Names the sources of this file in its cubin: a host refuses files of others.
+CONSTANT unsigned long long cadre_build = CADRE_BUILD;
+#endif
+
 // A side of the mask without end.
 constexpr int kUnbounded = 1 << 30;
 

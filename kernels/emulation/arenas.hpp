@@ -233,6 +233,9 @@ CALL cuMemHostAlloc(void** address, size_t bytes, unsigned flags) {
     const Lock lock(mutex);
     // Portable, and mapped for the device.
     if (flags != 3) return kInvalidValue;
+    size_t all = bytes;
+    for (const auto& it : pinned) all += it.second;
+    if (all > (size_t)setting("CADRE_EMULATED_PINNED", 1l << 40)) return kOutOfMemory;
     *address = calloc(1, bytes);
     pinned[reinterpret_cast<uint64_t>(*address)] = bytes;
     return kSuccess;

@@ -1,8 +1,9 @@
 #pragma once
-// The part of the emulated driver that copies rows between the device and pinned memory of the host, and says whose an
-// address is. Included by driver.cpp.
+// The part of the emulated driver that copies between the device and the host, and says whose an address is. Included
+// by driver.cpp.
 //
-// Such a copy reads and writes when its stream comes to it, so rows that are looked at too early are poison.
+// A copy from or to pinned memory reads and writes when its stream comes to it, so rows that are looked at too early
+// are poison. From other memory its caller waits.
 
 namespace {
 
@@ -24,6 +25,40 @@ struct Copy2D {
 
 }  // namespace
 
+CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
+    const Lock lock(mutex);
+    if (lost) return lost_with;
+    if (!open_to(to, bytes, true)) return kInvalidValue;
+    Stream& of = stream_of(stream);
+    if (of.refuses()) return kCaptureUnsupported;
+    auto* first = static_cast<const uint8_t*>(from);
+    if (inside(pinned, reinterpret_cast<uint64_t>(from), bytes)) {
+        of.put([=] { memcpy(reinterpret_cast<void*>(to), first, bytes); });
+        return get_on(), kSuccess;
+    }
+    // Before it takes the bytes, the driver may wait for the stream, and with it the caller.
+    if (!of.work.empty() && (plays("CADRE_EMULATED_PAGEABLE", "0") || setting_of_role("CADRE_EMULATED_PAGEABLE")))
+        return kInvalidValue;
+    flush(of);
+    stream_of(stream).put([to, copy = std::vector<uint8_t>(first, first + bytes)] {
+        memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
+    });
+    return get_on(), kSuccess;
+}
+CALL cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
+    const Lock lock(mutex);
+    if (lost) return lost_with;
+    // Only to the pointer of a module, which is no allocation.
+    if (to != reinterpret_cast<uint64_t>(&told_to) || bytes != sizeof told_to) return kInvalidValue;
+    memcpy(&told_to, from, bytes);
+    return kSuccess;
+}
+CALL cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
+    const Lock lock(mutex);
+    if (lost) return lost_with;
+    memcpy(to, reinterpret_cast<const void*>(from), bytes);
+    return kSuccess;
+}
 CALL cuMemcpy2DAsync_v2(const Copy2D* copy, void* stream) {
     const Lock lock(mutex);
     if (lost) return lost_with;

@@ -2,21 +2,25 @@
 //
 // In: the calls of the CUDA driver that kernels/src/device makes. Out: what a Hopper GPU with 3 multiprocessors would
 // give. Streams are lazy: work runs when somebody waits for it, so that a result read too early is poison. Fresh memory
-// is NaN, and a write beside an allocation ends the process when it is freed. Copies from the host take the bytes at
-// once, as the driver does with memory that is not pinned; from memory that is they take them when they run.
+// is NaN, and a write beside an allocation ends the process when it is freed. Copies from memory of the host that is
+// not pinned wait for their stream and take the bytes then, as a driver may; from memory that is they take them when
+// they run. A kernel that was not loaded waits for everything at its first launch, and cannot be recorded then. A
+// thread that waits for an event that lets it spin is refused, and so is the time of an event without one.
 //
-// Environment: CADRE_EMULATED_MEMORY, bytes in all; CADRE_EMULATED_LOST, launches until the GPU is lost;
-// CADRE_EMULATED_SEED of stalls. As ROLE:COUNT: CADRE_EMULATED_COPIES, copies inside the device until it is lost;
-// CADRE_EMULATED_ORPHAN, the copy from another process during which that process is killed; CADRE_EMULATED_CUT, the
-// wait of a stream for such copies at which this process loses all its links. CADRE_EMULATED_HANG, _FAULT, _WRONG: the
-// kernel that never ends because an arrival is lost, that touches an illegal address, whose products are wrong (with
-// head dim 64 backward as if the swizzle counted from where an operand begins; of cadre_finish_dq the scale of what it
-// rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver (13000), compute capability (90), number of
-// GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another UUID. CADRE_EMULATED_MODULES: modules that
-// can be loaded, then memory is short. CADRE_EMULATED_GATES=0: streams wait for no word of the host.
-// CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. CADRE_EMULATED_PROGRESS: a seed;
-// streams without gates then get on by themselves too, as it happens, whenever work is put. Says nothing of speed, of a
-// real driver's answers, or of memory that a real GPU would refuse.
+// Environment: CADRE_EMULATED_MEMORY, bytes in all, or ROLE-INDEX:BYTES for one process of a job; CADRE_EMULATED_LOST,
+// launches until the GPU is lost; CADRE_EMULATED_SEED of stalls. As ROLE:COUNT: CADRE_EMULATED_COPIES, copies inside
+// the device until it is lost; CADRE_EMULATED_ORPHAN, the copy from another process during which that process is
+// killed; CADRE_EMULATED_CUT, the wait of a stream for such copies at which this process loses all its links.
+// CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel that never ends because an arrival is lost, that touches an illegal
+// address, whose products are wrong (with head dim 64 backward as if the swizzle counted from where an operand begins;
+// of cadre_finish_dq the scale of what it rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver
+// (13000), compute capability (90), number of GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another
+// UUID. CADRE_EMULATED_MODULES: modules that can be loaded, then memory is short. CADRE_EMULATED_GATES=0: streams wait
+// for no word of the host. CADRE_EMULATED_PAGEABLE=0, or ROLE:1 for processes of a job: copies that would make their
+// caller wait are refused. CADRE_EMULATED_PINNED: bytes that can be pinned. CADRE_EMULATED_ELSEWHERE: allocations of so
+// many bytes are said to lie on GPU 1. CADRE_EMULATED_PROGRESS: a seed; streams without gates then get on by themselves
+// too, as it happens, whenever work is put. Says nothing of speed, of a real driver's answers, or of memory that a real
+// GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>
@@ -32,6 +36,7 @@ enum Result {
     kSuccess = 0,
     kInvalidValue = 1,
     kOutOfMemory = 2,
+    kInvalidHandle = 400,
     kNotFound = 500,
     kNotReady = 600,
     kIllegalAddress = 700,
@@ -70,6 +75,7 @@ struct Moment {
 };
 struct Event {
     std::shared_ptr<Moment> moment = std::make_shared<Moment>();
+    unsigned flags = 0;  // 1: who waits sleeps; 2: it has no time
 };
 
 constexpr size_t kGuard = 256;
@@ -98,7 +104,14 @@ bool plays(const char* name, const char* kernel) {
     const char* text = getenv(name);
     return text && !strcmp(text, kernel);
 }
-size_t memory() { return (size_t)setting("CADRE_EMULATED_MEMORY", 4l << 30); }
+size_t memory() {
+    constexpr size_t kAll = 4l << 30;
+    const char *text = getenv("CADRE_EMULATED_MEMORY"), *bytes = text ? strchr(text, ':') : nullptr;
+    if (!bytes) return text ? (size_t)atol(text) : kAll;
+    const char *role = getenv("CADRE_ROLE"), *index = getenv("CADRE_INDEX");
+    const bool is_meant = role && index && std::string(text, bytes) == std::string(role) + "-" + index;
+    return is_meant ? (size_t)atol(bytes + 1) : kAll;
+}
 
 Stream& stream_of(void* handle) { return handle ? *static_cast<Stream*>(handle) : default_stream; }
 // Lets other threads call the driver until `over`: they may be what this one waits for.
@@ -166,6 +179,7 @@ void poison(uint8_t* to, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 4) memcpy(to + i, &kNan, std::min<size_t>(4, bytes - i));
 }
 
+long setting_of_role(const char* name);
 bool open_to(uint64_t address, size_t bytes, bool to_write);
 void waited(Stream& copies);
 bool is_held_back(const Stream& copies);
@@ -227,31 +241,6 @@ CALL cuMemFree_v2(uint64_t address) {
     free(first - kGuard);
     return kSuccess;
 }
-CALL cuMemcpyHtoDAsync_v2(uint64_t to, const void* from, size_t bytes, void* stream) {
-    const Lock lock(mutex);
-    if (lost) return lost_with;
-    if (!open_to(to, bytes, true)) return kInvalidValue;
-    if (stream_of(stream).refuses()) return kCaptureUnsupported;
-    auto* first = static_cast<const uint8_t*>(from);
-    stream_of(stream).put([to, copy = std::vector<uint8_t>(first, first + bytes)] {
-        memcpy(reinterpret_cast<void*>(to), copy.data(), copy.size());
-    });
-    return get_on(), kSuccess;
-}
-CALL cuMemcpyHtoD_v2(uint64_t to, const void* from, size_t bytes) {
-    const Lock lock(mutex);
-    if (lost) return lost_with;
-    // Only to the pointer of a module, which is no allocation.
-    if (to != reinterpret_cast<uint64_t>(&told_to) || bytes != sizeof told_to) return kInvalidValue;
-    memcpy(&told_to, from, bytes);
-    return kSuccess;
-}
-CALL cuMemcpyDtoH_v2(void* to, uint64_t from, size_t bytes) {
-    const Lock lock(mutex);
-    if (lost) return lost_with;
-    memcpy(to, reinterpret_cast<const void*>(from), bytes);
-    return kSuccess;
-}
 CALL cuMemsetD32Async(uint64_t to, unsigned value, size_t count, void* stream) {
     const Lock lock(mutex);
     if (lost) return lost_with;
@@ -291,9 +280,10 @@ CALL cuStreamQuery(void* stream) {
     if (lost) return lost_with;
     return hung || it.busy || !it.work.empty() ? kNotReady : kSuccess;
 }
-CALL cuEventCreate(void** event, unsigned) {
+CALL cuEventCreate(void** event, unsigned flags) {
     const Lock lock(mutex);
-    *event = new Event, ++events;
+    auto* made = new Event;
+    made->flags = flags, *event = made, ++events;
     return kSuccess;
 }
 CALL cuEventDestroy_v2(void* event) {
@@ -314,6 +304,8 @@ CALL cuEventSynchronize(void* event) {
     const Lock lock(mutex);
     const auto it = static_cast<Event*>(event)->moment;
     if (it->recorded_in_graph) return kCapturedEvent;
+    // A real driver would spin: nobody here wants a core to be busy with that.
+    if (!(static_cast<Event*>(event)->flags & 1)) return kInvalidValue;
     reach(*it);
     return lost ? lost_with : kSuccess;
 }
@@ -332,6 +324,7 @@ CALL cuEventElapsedTime_v2(float* milliseconds, void* start, void* end) {
     const Lock lock(mutex);
     const auto a = static_cast<Event*>(start)->moment, b = static_cast<Event*>(end)->moment;
     if (!a->done || !b->done) return kInvalidValue;
+    if ((static_cast<Event*>(start)->flags | static_cast<Event*>(end)->flags) & 2) return kInvalidHandle;
     *milliseconds = std::chrono::duration<float, std::milli>(b->time - a->time).count();
     return kSuccess;
 }

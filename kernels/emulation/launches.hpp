@@ -15,6 +15,7 @@ struct Kernel {
     size_t parameter_bytes;
     int maps;
     std::function<void(const void*, const ptx::TensorMap*)> body;
+    bool loaded = false;
 };
 
 long launches, modules;
@@ -145,6 +146,12 @@ CALL cuFuncSetAttribute(void* function, int attribute, int value) {
     const Kernel& it = *static_cast<Kernel*>(function);
     return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
 }
+CALL cuFuncLoad(void* function) {
+    const Lock lock(mutex);
+    if (captures) return captures->refuses(), kCaptureUnsupported;
+    static_cast<Kernel*>(function)->loaded = true;
+    return kSuccess;
+}
 CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsigned threads, unsigned, unsigned,
                     unsigned shared, void* stream, void** arguments, void** extra) {
     const auto then = [] {
@@ -154,7 +161,11 @@ CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsig
     if (then) then();
     const Lock lock(mutex);
     if (lost) return lost_with;
-    const Kernel* it = static_cast<Kernel*>(function);
+    Kernel* it = static_cast<Kernel*>(function);
+    if (!it->loaded) {
+        if (captures) return captures->refuses(), kCaptureUnsupported;
+        flush_all(), it->loaded = true;
+    }
     if (grid == 0 || y != 1 || z != 1 || extra || (int)threads != it->launch.threads ||
         (int)shared != it->launch.shared_bytes) {
         return kInvalidValue;

@@ -176,6 +176,11 @@ pub fn is_head_dim(dim: usize) -> bool {
     dim.is_multiple_of(8) && (8..=256).contains(&dim)
 }
 
+/// Whether the GPU kernels compute heads of this dim.
+pub fn is_gpu_head_dim(dim: usize) -> bool {
+    matches!(dim, 64 | 128 | 256)
+}
+
 fn common(task: usize, heads: Heads, scale: f32, softcap: Option<f32>) -> Result<(), Error> {
     let Heads { query, kv, dim } = heads;
     if !is_head_dim(dim) {

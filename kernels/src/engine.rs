@@ -9,7 +9,8 @@
 use crate::cubins::CUBINS;
 use crate::device::host::HostRows;
 use crate::device::{self, Gpu, Order, Refusal};
-use crate::{Backward, Error, Forward, Heads, Threads, backward, check, cpu, forward, numerics_id};
+use crate::{Backward, Error, Forward, Heads, Threads};
+use crate::{backward, check, cpu, forward, is_gpu_head_dim, numerics_id};
 
 /// What a process is asked to compute with.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -21,6 +22,31 @@ pub enum Choice {
     Cpu,
     /// The GPU, or nothing.
     Gpu,
+}
+
+/// Which of the GPUs that a process may see it computes on.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum WhichGpu {
+    /// The one with this number. Nothing else stands in for it, also under [`Choice::Auto`].
+    Number(usize),
+    /// The one on which the process with this number falls, when all of a machine take turns.
+    Turn(usize),
+}
+
+impl Default for WhichGpu {
+    /// The first.
+    fn default() -> Self {
+        Self::Turn(0)
+    }
+}
+
+impl WhichGpu {
+    fn open(self) -> Result<Gpu, device::Error> {
+        match self {
+            Self::Number(ordinal) => Gpu::open(ordinal),
+            Self::Turn(turn) => Gpu::open_in_turn(turn),
+        }
+    }
 }
 
 /// Why a launch gave nothing.
@@ -53,6 +79,14 @@ pub struct Engine {
     unfit: Option<Refusal>,
 }
 
+/// Begins what a numerics id says of a GPU.
+const OF_GPU: &str = ", gpu ";
+
+/// What a process with this [`Engine::numerics_id`] computes rows by that no GPU takes.
+pub fn numerics_of_cpu(id: &str) -> &str {
+    id.split_once(OF_GPU).map_or(id, |it| it.0)
+}
+
 /// Cost of a launch in pairs × query heads × dim: some tens of milliseconds of one CPU core, some milliseconds of a GPU.
 const CPU_LAUNCH: u64 = 1 << 30;
 const GPU_LAUNCH: u64 = 1 << 40;
@@ -63,17 +97,33 @@ impl Engine {
         Self { threads, gpu: None, order: Order::Fixed, without: None, unfit: None }
     }
 
-    /// Opens the engine that `choice` names; the CPU engine uses `threads`.
+    /// Opens the engine that `choice` names, on the first GPU if on one; the CPU engine uses `threads`.
     ///
     /// # Errors
     ///
     /// Why there is no GPU, where one is demanded.
     pub fn choose(choice: Choice, threads: Threads) -> Result<Self, device::Error> {
-        let open = || HostRows::new(&Gpu::open(0)?, Order::Fixed);
-        match choice {
-            Choice::Cpu => Ok(Self::cpu(threads)),
-            Choice::Gpu => Ok(Self { gpu: Some(open()?), ..Self::cpu(threads) }),
-            Choice::Auto => Ok(match open() {
+        Self::choose_on(WhichGpu::default(), choice, threads)
+    }
+
+    /// The same, on the GPU `which` if on one.
+    ///
+    /// # Errors
+    ///
+    /// Why there is no GPU, where one is demanded or named; a GPU that is named beside [`Choice::Cpu`].
+    pub fn choose_on(
+        which: WhichGpu,
+        choice: Choice,
+        threads: Threads,
+    ) -> Result<Self, device::Error> {
+        let open = || HostRows::new(&which.open()?, Order::Fixed);
+        match (choice, which) {
+            (Choice::Cpu, WhichGpu::Number(ordinal)) => Err(device::Error::CpuAsked { ordinal }),
+            (Choice::Cpu, WhichGpu::Turn(_)) => Ok(Self::cpu(threads)),
+            (Choice::Gpu, _) | (Choice::Auto, WhichGpu::Number(_)) => {
+                Ok(Self { gpu: Some(open()?), ..Self::cpu(threads) })
+            }
+            (Choice::Auto, WhichGpu::Turn(_)) => Ok(match open() {
                 Ok(gpu) => Self { gpu: Some(gpu), ..Self::cpu(threads) },
                 Err(error) => Self { without: Some(error), ..Self::cpu(threads) },
             }),
@@ -124,14 +174,21 @@ impl Engine {
         let cpu = format!("CPU, {}, threads: {}", cpu::instruction_set(), self.threads.0);
         match (&self.gpu, &self.without) {
             (Some(gpu), _) => {
-                format!("GPU {}; what has no GPU kernel on {cpu}", gpu.stream().gpu().name())
+                let gpu = gpu.stream().gpu();
+                let (number, name) = (gpu.ordinal(), gpu.name());
+                format!("GPU {number}, {name}; what has no GPU kernel on {cpu}")
             }
             (None, Some(why)) => format!("{cpu}; no GPU: {why}"),
             (None, None) => cpu,
         }
     }
 
-    /// Names what the bits depend on: as [`numerics_id`], and the GPU kernels where they are used.
+    /// Names what the bits of rows depend on, bf16 or not: as [`numerics_id`], and the GPU kernels where such rows go there.
+    pub fn numerics_id_of(&self, bf16: bool) -> String {
+        if bf16 { self.numerics_id() } else { numerics_id() }
+    }
+
+    /// Names what the bits of any rows depend on.
     pub fn numerics_id(&self) -> String {
         let cpu = numerics_id();
         if self.gpu.is_none() {
@@ -141,7 +198,7 @@ impl Engine {
         for cubin in CUBINS {
             digest.update(cubin.bytes);
         }
-        format!("{cpu}, gpu sm_90a {:016x}", digest.digest())
+        format!("{cpu}{OF_GPU}sm_90a {:016x}", digest.digest())
     }
 
     /// What computes rows with these heads, bf16 or not, by the name that a calibration of it has.
@@ -154,7 +211,7 @@ impl Engine {
 
     /// Whether rows with these heads, bf16 or not, are computed on the GPU.
     pub fn is_on_gpu(&self, heads: Heads, bf16: bool) -> bool {
-        self.gpu.is_some() && bf16 && matches!(heads.dim, 64 | 128 | 256)
+        self.gpu.is_some() && bf16 && is_gpu_head_dim(heads.dim)
     }
 
     /// Cost at which a launch is long enough, in pairs × query heads × dim.

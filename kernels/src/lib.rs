@@ -31,9 +31,9 @@ pub mod wire;
 
 pub use attention::{Backward, BackwardRows, Forward, Heads, Mask, Rows, RowsMut};
 pub use attention::{TILE, backward_cost, forward_cost, key_tiles};
-pub use check::{Error, is_head_dim};
+pub use check::{Error, is_gpu_head_dim, is_head_dim};
 pub use delta::delta;
-pub use engine::{Choice, Engine, EngineError};
+pub use engine::{Choice, Engine, EngineError, WhichGpu, numerics_of_cpu};
 pub use linear::{Linear, LinearRows};
 pub use pieces::{Pieces, PiecesBackward};
 pub use sink::{apply_sinks, sink_gradient};

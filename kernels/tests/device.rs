@@ -62,6 +62,11 @@ fn a_gpu_is_taken_where_there_is_one() {
 }
 
 #[test]
+fn processes_take_turns_at_gpus_and_a_gpu_that_is_named_has_no_substitute() {
+    run("engine::of_three", &[("CADRE_EMULATED_GPUS", "3")]);
+}
+
+#[test]
 fn a_machine_without_a_gpu_computes_on_the_cpu_unless_the_gpu_is_demanded() {
     // Neither an emulated GPU nor one of the machine.
     run_in_process("engine::without_gpu", &[("CUDA_VISIBLE_DEVICES", "")], OsStr::new(""));
@@ -154,4 +159,24 @@ fn softcap_bounds_scores_and_has_its_slope_in_the_gradient() {
 #[test]
 fn graphs_give_the_bits_of_plain_runs() {
     run("graphs::runs", &[]);
+}
+
+#[test]
+fn a_kernel_can_be_recorded_before_it_ever_ran() {
+    run("graphs::first", &[]);
+}
+
+#[test]
+fn lists_are_put_without_waiting_for_a_stream() {
+    run("uploads::lists", &[("CADRE_EMULATED_PAGEABLE", "0")]);
+}
+
+#[test]
+fn memory_that_cannot_be_pinned_is_named_with_a_remedy() {
+    run("uploads::unpinned", &[("CADRE_EMULATED_PINNED", "16")]);
+}
+
+#[test]
+fn kernels_of_another_build_are_refused_by_name() {
+    run("uploads::builds", &[]);
 }

@@ -4,7 +4,8 @@
 //! of the caller's, in the order of that stream.
 //!
 //! Lists of tiles are made once for documents and heads, and kept for the layers and batches that have the same. Invariant: all runs of a
-//! GPU share one scratch, so they come one behind the other on whichever streams.
+//! GPU share one scratch, so they come one behind the other on whichever streams; what would be recorded for a graph is refused, so
+//! lists and scratch are never in one.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -65,8 +66,13 @@ fn plan_of<P>(
 }
 
 impl Kept {
+    /// The caller's stream, and what its runs need. A recording would keep addresses of lists that are only kept for some batches.
     fn stream(&mut self, behind: Behind) -> PyResult<(Stream, Scratch)> {
         let stream = stream(behind)?;
+        device::check_lender(&stream).map_err(|error| {
+            let why = "attention in this process";
+            refused(format!("{why} {error}"))
+        })?;
         let scratch = if let Some(it) = self.scratch.get(&behind.0) {
             it.clone()
         } else {

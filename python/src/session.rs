@@ -108,6 +108,7 @@ impl Session {
                 steps: Some(steps),
                 seed,
                 engine: Choice::Cpu,
+                gpu: None,
                 threads: Threads::new(threads),
                 memory: u64::from(contract.memory_mib) << 20,
                 exchange: ExchangeChoice::Auto,

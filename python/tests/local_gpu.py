@@ -4,6 +4,7 @@ In: a GPU; `--emulated`, the emulated driver is on the library path. Out: an exc
 bf16 does, or where a batch that comes again has other bits. `make gpu-check` packs it.
 """
 
+import ctypes
 import sys
 
 import cadre
@@ -62,6 +63,13 @@ def main() -> None:
         ((host,) * 3, rows, "Q lies at 0x"),
     ):
         refused(words, lambda qkv=qkv, o=o: _native.gpu_forward(("causal", behind, [3]), qkv, (o, lse)))
+    if isinstance(gpu, EmulatedGpu):
+        # A graph would keep the addresses of lists that are dropped after some batches.
+        batch, qkv, to = ("causal", (0, gpu.stream.value), [3]), (rows,) * 3, (gpu.room((3, 2, 64), rows), lse)
+        gpu.call("cuStreamBeginCapture_v2", gpu.stream, 1)
+        refused("leave attention out of the recording", lambda: _native.gpu_forward(batch, qkv, to))
+        gpu.call("cuStreamEndCapture", gpu.stream, ctypes.byref(ctypes.c_void_p()))
+        _native.gpu_forward(batch, qkv, to)
     assert "GPU 7" in _native.gpu_refuses(7)
     # No GPU's kernels take these.
     assert cadre._place.kernels(rows[..., :8], torch.bfloat16) is None

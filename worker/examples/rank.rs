@@ -44,6 +44,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             steps: Some(STEPS),
             seed: 0,
             engine: Choice::Cpu,
+            gpu: None,
             threads: Threads::ONE,
             memory: 1 << 30,
             exchange: ExchangeChoice::Auto,

@@ -18,6 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cadre_kernels::EngineError;
+use cadre_kernels::device::Error;
 use cadre_protocol::At;
 
 use crate::io::queues::{Notices, Owed};
@@ -227,11 +228,24 @@ impl<M: Memory> Compute<M> {
         self.handle.send(Asked::Ran(done));
     }
 
+    /// A GPU that fails costs this process, whatever the reason: others may have one that does not. Works that no engine takes are
+    /// the job's fault.
     fn failed(&mut self, error: &EngineError) {
-        if error.is_lost() {
-            self.lost = Some(error.to_string());
-        } else {
-            self.handle.send(Request::Fail(format!("a launch failed: {error}")));
+        let short = |what: &str, bytes: usize, free: usize| {
+            format!(
+                "GPU memory is too small for {what}: {bytes} bytes are asked for, {free} are free; end other programs on this GPU, \
+                 name another one (--gpu), or cut documents shorter (--cap)"
+            )
+        };
+        match error {
+            EngineError::Device(Error::OutOfMemory { what, bytes, free }) => {
+                self.lost = Some(short(what, *bytes, *free));
+            }
+            EngineError::Device(error) if error.is_lost() => self.lost = Some(error.to_string()),
+            EngineError::Device(error) => self.lost = Some(format!("a launch failed: {error}")),
+            EngineError::Refused(_) => {
+                self.handle.send(Request::Fail(format!("a launch failed: {error}")));
+            }
         }
     }
 

@@ -253,6 +253,9 @@ pub(crate) struct CalibrateOptions {
     /// What is measured: the GPU where there is one, the CPU otherwise.
     #[arg(long, value_enum, default_value_t = EngineChoice::Auto)]
     pub(crate) engine: EngineChoice,
+    /// The number of the GPU that is measured, of those that the process may see, from 0; default: the first.
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu: Option<u16>,
     /// On a GPU: speed of the model's linear layers, as measured by your framework.
     #[arg(long, value_name = "TFLOPS")]
     pub(crate) linear_tflops: Option<NonZeroU64>,

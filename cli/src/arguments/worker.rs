@@ -18,6 +18,10 @@ pub(crate) struct ProcessOptions {
     /// Threads that compute.
     #[arg(long, default_value = "1")]
     pub(crate) threads: NonZeroUsize,
+    /// The number of the GPU that computes, of those that the process may see, from 0; default: processes of a machine take
+    /// turns at its GPUs.
+    #[arg(long, value_name = "N")]
+    pub(crate) gpu: Option<u16>,
     /// What moves rows: from the host's memory by the best path of each pair (auto: shared memory on one machine, RDMA where both
     /// have it, else TCP), by TCP, by shared memory alone (shm), or by UCX alone (ucx: RDMA); or node: copies of one GPU's memory
     /// between processes of one machine.

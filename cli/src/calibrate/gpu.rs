@@ -123,9 +123,9 @@ fn fastest(
 
 /// Seconds that the GPU takes for what `put` puts on the stream.
 fn seconds(stream: &Stream, put: impl FnOnce() -> Result<(), Error>) -> Result<f64, Error> {
-    let start = Event::record(stream)?;
+    let start = Event::timed(stream)?;
     put()?;
-    let end = Event::record(stream)?;
+    let end = Event::timed(stream)?;
     end.wait()?;
     end.seconds_since(&start)
 }

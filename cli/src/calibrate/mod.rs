@@ -17,8 +17,8 @@ mod machine;
 
 use std::path::PathBuf;
 
-use cadre_kernels::Engine;
 use cadre_kernels::device::{self, Gpu};
+use cadre_kernels::{Engine, WhichGpu};
 use cadre_planner::{Direction, Kept, Profile, ProfileError, Table};
 
 use crate::arguments::CalibrateOptions;
@@ -77,7 +77,9 @@ impl Place {
 /// Measures; returns what to print.
 pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateError> {
     let threads = cadre_kernels::Threads(options.threads);
-    let engine = Engine::choose(options.engine.into(), threads).map_err(CalibrateError::NoGpu)?;
+    let which = options.gpu.map_or_else(WhichGpu::default, |it| WhichGpu::Number(it.into()));
+    let engine =
+        Engine::choose_on(which, options.engine.into(), threads).map_err(CalibrateError::NoGpu)?;
     eprintln!("attention is measured on {}", engine.description());
     let place = match engine.gpu() {
         Some(gpu) => Place::Gpu(gpu.clone()),

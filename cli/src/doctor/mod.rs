@@ -18,7 +18,7 @@ use self::pairs::Pair;
 use crate::choices::{EngineChoice, ExchangeChoice};
 use crate::manifests::{Declared, DeclaredError, declared};
 use crate::printed;
-use crate::run::merge;
+use crate::run::exchange;
 
 /// Options of `cadre doctor`.
 #[derive(Args, Clone, Debug)]
@@ -122,7 +122,7 @@ fn settings(asked: &Asked, has_manifests: bool) -> Vec<Setting> {
     let mut all = Vec::new();
     let mut say = |name: &str, value: String| all.push(Setting { name: name.to_owned(), value });
     if has_manifests {
-        let [trainers, servers] = asked.exchange.map(merge::name);
+        let [trainers, servers] = asked.exchange.map(exchange::name);
         say("--exchange of trainers", trainers.to_owned());
         say("--exchange of servers", servers.to_owned());
         let [trainers, servers] = asked.engine.map(machine::engine_name);

@@ -9,13 +9,13 @@
 use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, Encryption, TrainingJob, Wire};
+use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_supervisor::launcher;
 use cadre_trainer::model::Design;
 use clap::{Args, Parser};
 
+use super::exchange::name;
 use crate::arguments::{Container, RunOptions, ServeOptions, TrainOptions, one_line};
-use crate::choices::{EngineChoice, ExchangeChoice};
 
 /// Field that errors about the container's arguments name.
 const CONTAINER: &str = "spec.template.spec.containers[0]";
@@ -116,82 +116,6 @@ fn exchange(options: &RunOptions) -> Option<String> {
     options.exchange.map(|it| format!("--exchange={}", name(it)))
 }
 
-/// Name of the choice in the option `--exchange`.
-pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
-    match choice {
-        ExchangeChoice::Auto => "auto",
-        ExchangeChoice::Tcp => "tcp",
-        ExchangeChoice::Shm => "shm",
-        ExchangeChoice::Ucx => "ucx",
-        ExchangeChoice::Node => "node",
-    }
-}
-
-/// Whether one job may have workers with both choices. A worker that says `auto` takes the path
-/// that the other one names.
-fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
-    use ExchangeChoice::{Auto, Shm, Tcp, Ucx};
-    one == other || matches!((one, other), (Auto, Tcp | Shm | Ucx) | (Tcp | Shm | Ucx, Auto))
-}
-
-/// Refuses an exchange that the workers, or the rows of the job, are not for.
-pub(super) fn check_exchange(
-    job: &TrainingJob,
-    trainer: Option<&TrainOptions>,
-    server: Option<&ServeOptions>,
-) -> Result<(), Refusal> {
-    let refuse = |field: &str, problem: &str, remedy: &str| {
-        Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
-    };
-    let chosen = [trainer.map(|it| it.process.exchange), server.map(|it| it.process.exchange)];
-    if chosen.contains(&Some(ExchangeChoice::Ucx))
-        && job.spec.attention.encryption == Some(Encryption::Tls)
-    {
-        let problem = "is ucx, which sends rows in the clear, and spec.attention.encryption is Tls";
-        return refuse("--exchange", problem, "say encryption: Off there, or --exchange=auto");
-    }
-    let Some(trainer) = trainer else {
-        if server.is_some_and(|it| it.process.exchange == ExchangeChoice::Node) {
-            let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
-            return refuse("--exchange", problem, "say --exchange=auto in their arguments");
-        }
-        return Ok(());
-    };
-    let of_trainers = trainer.process.exchange;
-    let of_servers = server.map(|it| it.process.exchange);
-    if let Some(of_servers) = of_servers.filter(|it| !go_together(*it, of_trainers)) {
-        let (of_trainers, of_servers) = (name(of_trainers), name(of_servers));
-        let problem = format!("is {of_trainers} for trainers, {of_servers} for servers");
-        return refuse("--exchange", &problem, "say the same in both, or to `cadre run`");
-    }
-    if of_trainers != ExchangeChoice::Node {
-        return Ok(());
-    }
-    let engines = [Some(trainer.engine), server.map(|it| it.engine)];
-    if engines.into_iter().flatten().any(|it| it != EngineChoice::Gpu) {
-        let problem =
-            "is node, which moves rows that lie on a GPU, and not all workers say --engine gpu";
-        return refuse(
-            "--exchange",
-            problem,
-            "say --engine=gpu in their arguments, or --exchange tcp",
-        );
-    }
-    if job.spec.attention.wire != Some(Wire::Bf16) {
-        let problem =
-            "is not Bf16, and --exchange node leaves rows where only GPU kernels read them";
-        return refuse("spec.attention.wire", problem, "say wire: Bf16, or --exchange tcp");
-    }
-    let design = Design::from(trainer.model.clone());
-    let (config, _) = design.build().expect("its arguments were checked");
-    if !matches!(config.head_dim, 64 | 128 | 256) {
-        let problem =
-            format!("is {}, whose head dim {} has no GPU kernel", design.preset, config.head_dim);
-        return refuse("--model", &problem, "take another model, or --exchange tcp");
-    }
-    Ok(())
-}
-
 /// The arguments of a container that runs one of Cadre's own programs; `None` for another program.
 pub(crate) fn read<T: Args>(
     template: &PodTemplateSpec,
@@ -235,7 +159,7 @@ fn own_arguments(container: &mut PodContainer, subcommand: &str) -> Result<Vec<S
     }
 }
 
-fn parse<T: Args>(args: &[String]) -> Result<T, Refusal> {
+pub(super) fn parse<T: Args>(args: &[String]) -> Result<T, Refusal> {
     let parsed = Container::<T>::try_parse_from(args).map(|it| it.options);
     parsed.map_err(|error| misunderstood(&one_line(&error)))
 }
@@ -255,7 +179,7 @@ mod tests {
     use cadre_crds::manifest::{Manifests, Source, parse};
 
     use super::*;
-    use crate::arguments::{Cli, Command, ProcessOptions};
+    use crate::arguments::{Cli, Command};
 
     fn manifests(command: &str) -> Manifests {
         let object = |kind: &str, spec: &str| {
@@ -323,20 +247,6 @@ mod tests {
         let told = "spec.template.spec.containers[0].args has --max-restarts 3: torchrun would restart ranks by itself; leave \
                     it out and set spec.failurePolicy.maxRestarts";
         assert_eq!(refusal, told);
-        let over = |exchange| {
-            let plain: ServeOptions = super::parse(&[]).unwrap();
-            ServeOptions { process: ProcessOptions { exchange, ..plain.process }, ..plain }
-        };
-        let node = over(ExchangeChoice::Node);
-        check_exchange(&job, None, Some(&node)).unwrap_err();
-        let ucx = over(ExchangeChoice::Ucx);
-        assert!(check_exchange(&job, None, Some(&ucx)).is_ok());
-        job.spec.attention.encryption = Some(Encryption::Tls);
-        assert_eq!(
-            check_exchange(&job, None, Some(&ucx)).unwrap_err().to_string(),
-            "--exchange is ucx, which sends rows in the clear, and spec.attention.encryption is Tls; say encryption: Off there, \
-             or --exchange=auto"
-        );
     }
 
     #[test]

@@ -10,6 +10,7 @@
 //! Processes are the supervisor's; what happens to them arrives here as events. When results can no
 //! longer be kept, the run is ended as if the user had asked for it.
 
+pub(crate) mod exchange;
 pub(crate) mod merge;
 mod signals;
 
@@ -111,7 +112,7 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     let trainer = merge::trainer(&mut job, options).map_err(&of_job)?;
     let server = merge::server(&mut pool, options).map_err(&of_pool)?;
     let pooled = options.attention == Place::Pool && pool.spec.replicas > 0;
-    merge::check_exchange(&job, trainer.as_ref(), pooled.then_some(&server)).map_err(&of_job)?;
+    exchange::check_exchange(&job, trainer.as_ref(), pooled.then_some(&server)).map_err(&of_job)?;
 
     // The first rank of another program names its heads when it joins. A replayed log of headers
     // has its own costs.

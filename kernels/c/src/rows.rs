@@ -2,7 +2,7 @@
 //!
 //! In: addresses and lists of copies. Out: launches on the caller's stream. Invariant: that of the crate.
 
-use cadre_kernels::device::{Gpu, RowCopier, RowCopy, Stream};
+use cadre_kernels::device::{Error, Gpu, Refusal, RowCopier, RowCopy, Stream};
 
 use super::{Tensor, freed, given, given_mut, guard, listed};
 
@@ -50,16 +50,22 @@ pub unsafe extern "C" fn cadre_rows_copy(
             let lines = listed(lines, count, "lines")?;
             (given_mut(rows, "rows")?, listed(tensors, 2, "tensors")?, lines)
         };
-        let copy = |it: &RowLine| {
-            let RowLine { from, to, rows, bytes, from_stride, to_stride } = *it;
-            RowCopy { from, to, rows: rows as u32, bytes, from_stride, to_stride }
-        };
-        let copies: Vec<_> = lines.iter().map(copy).collect();
+        let copies = lines.iter().enumerate().map(copy).collect::<Result<Vec<_>, _>>()?;
         // SAFETY: the caller's promise, for each tensor.
         let memories = unsafe { (it[0].read(), it[1].write()) };
         rows.put(memories, &copies)?;
         Ok(0)
     })
+}
+
+/// A copy of a caller's, with its index.
+fn copy((index, it): (usize, &RowLine)) -> Result<RowCopy, Error> {
+    let RowLine { from, to, rows, bytes, from_stride, to_stride } = *it;
+    let rows = u32::try_from(rows).map_err(|_| {
+        let rule = "which is above 4294967295; cut the copy";
+        Refusal::RowCopy { copy: index, field: "rows", value: rows, rule }
+    })?;
+    Ok(RowCopy { from, to, rows, bytes, from_stride, to_stride })
 }
 
 /// Ends what puts copies; work that uses it is waited for.
@@ -71,4 +77,17 @@ pub unsafe extern "C" fn cadre_rows_copy(
 pub unsafe extern "C" fn cadre_rows_free(rows: *mut RowCopier) {
     // SAFETY: the caller's promise.
     unsafe { freed(rows) };
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn rows_beyond_32_bits_are_refused_and_not_cut() {
+        let line = |rows| RowLine { from: 0, to: 0, rows, bytes: 4, from_stride: 4, to_stride: 4 };
+        assert_eq!(copy((0, &line(5))).map(|it| it.rows), Ok(5));
+        let said = copy((3, &line((1 << 32) + 5))).unwrap_err().to_string();
+        assert!(said.contains("4294967301") && said.contains("cut the copy"), "{said}");
+    }
 }

@@ -22,7 +22,7 @@ const TILE_KEYS: usize = 64;
 const FLOOR: f64 = 1e-2;
 
 pub(crate) fn tolerance(what: &str, softcap: bool) -> f64 {
-    // P and dS are rounded to bf16, O too; under a softcap a score is right to 2^-11 (docs/kernels.md).
+    // P and dS are rounded to bf16, O too; under a softcap a score is right to 2^-11 (docs/kernel-sources.md).
     match (what, softcap) {
         ("LSE", false) => 1e-5,
         ("LSE", true) => 5e-4,

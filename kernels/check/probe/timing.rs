@@ -198,9 +198,9 @@ impl Bed {
                         let len = flush.len();
                         flush.clear(&stream, len)?;
                     }
-                    let begin = Event::record(&stream)?;
+                    let begin = Event::timed(&stream)?;
                     run(&stream)?;
-                    events.push((begin, Event::record(&stream)?));
+                    events.push((begin, Event::timed(&stream)?));
                 }
                 if let Some(opener) = opener {
                     opener.open(Gate::DONE);

@@ -20,8 +20,9 @@ use cudarc::driver::sys;
 use super::check::Refusal;
 use super::driver::{Gpu, call};
 use super::error::Error;
-use super::memory::{Slice, SliceMut, Stream};
+use super::memory::Stream;
 use super::shelf::Shelf;
+use super::slice::{Slice, SliceMut};
 
 const DESCRIPTOR: sys::CUmemAllocationHandleType =
     sys::CUmemAllocationHandleType_enum::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR;

@@ -10,18 +10,21 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use half::bf16;
 
 use super::batch::Batch;
 use super::check::{Refusal, disjoint, same_gpu, short, task as check_task, tensor};
-use super::driver::{BACKWARD, Gpu};
+use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
 use super::lists;
-use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::memory::{Buffer, Stream};
+use super::modules::BACKWARD;
 use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
 use super::scratch::{Held, Scratch};
+use super::slice::{Slice, SliceMut};
 use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};
 use super::tiles::BACKWARD_ROWS;
 
@@ -83,7 +86,7 @@ pub struct BackwardPlan {
     next: Buffer<u32>,
     turns: Option<Buffer<u32>>,
     /// The lists are on the GPU.
-    made: Event,
+    made: Arc<Event>,
     scratch: Scratch,
     /// Numbers of sums.
     sums: usize,
@@ -149,23 +152,25 @@ impl BackwardPlan {
         let heads = shape.heads;
         let sum_tiles = lists::place_sums(&mut tasks) * heads.query;
         let gpu = stream.gpu();
-        let mut buffers = Vec::new();
-        for list in lists::backward(&tasks, &table, heads, order, launches.max(1) as i32) {
-            if list.tiles.is_empty() {
-                continue;
+        let mut lists = lists::backward(&tasks, &table, heads, order, launches.max(1) as i32);
+        lists.retain(|it| !it.tiles.is_empty());
+        lists.iter().try_for_each(|it| short("the tile list", it.tiles.len() as u64))?;
+        let finish = lists::finish(&tasks);
+        let ((buffers, finish, tasks), made) = scratch.upload(stream, |upload| {
+            let mut buffers = Vec::new();
+            for it in &lists {
+                let bundles = upload.list(&it.bundles, "bundles")?;
+                buffers.push((bundles, upload.list(&it.tiles, "the tile list")?));
             }
-            let owned = Buffer::of(stream, &list.bundles, "bundles")?;
-            short("the tile list", list.tiles.len() as u64)?;
-            buffers.push((owned, Buffer::of(stream, &list.tiles, "the tile list")?));
-        }
+            let finish = upload.list(&finish, "tiles of dQ")?;
+            Ok((buffers, finish, upload.list(&tasks, "tasks")?))
+        })?;
         let numbers = sum_tiles * BACKWARD_ROWS as usize * heads.dim;
         scratch.reserve_sums(numbers)?;
         let turns = match order {
             Order::Fixed => Some(Buffer::new(gpu, 2 * sum_tiles, "turns of dQ")?),
             Order::Arrival => None,
         };
-        let finish = Buffer::of(stream, &lists::finish(&tasks), "tiles of dQ")?;
-        let tasks = Buffer::of(stream, &tasks, "tasks")?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
@@ -177,7 +182,7 @@ impl BackwardPlan {
             launches: buffers,
             next: Buffer::new(gpu, 1, "a counter")?,
             turns,
-            made: Event::record(stream)?,
+            made,
             scratch: scratch.clone(),
             sums: numbers,
             batch: Batch::new((bundles.len(), "bundles"), rows().map(|it| it.1).sum(), heads),

@@ -10,9 +10,9 @@
 
 use std::ffi::c_void;
 
-use super::driver::Kernel;
 use super::error::Error;
 use super::memory::Stream;
+use super::modules::Kernel;
 use crate::Heads;
 
 /// The work of a plan, in words.

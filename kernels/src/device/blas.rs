@@ -19,7 +19,8 @@ use cudarc::cublaslt::sys;
 use super::check::Refusal;
 use super::driver::Gpu;
 use super::error::Error;
-use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::memory::{Buffer, Stream};
+use super::slice::{Slice, SliceMut};
 use crate::matmul::Accumulate;
 
 /// Memory that algorithms may use beside the matrices, in numbers: 32 MiB, as NVIDIA advises for Hopper.

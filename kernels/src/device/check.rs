@@ -28,6 +28,12 @@ pub enum Refusal {
         /// KV heads.
         kv: usize,
     },
+    /// More query heads than lists count.
+    #[error("{query} query heads are more than 32768; cut them into launches by KV head")]
+    Heads {
+        /// Query heads.
+        query: usize,
+    },
     /// The scale is not above 0.
     #[error(
         "scale {scale} is not a number above 0, which the GPU kernels need; it mostly is dim^-0.5"
@@ -159,11 +165,14 @@ const MOST_ROWS: u64 = 1 << 30;
 /// Heads, scale and softcap.
 pub(super) fn common(heads: Heads, scale: f32, softcap: Option<f32>) -> Result<(), Refusal> {
     let Heads { query, kv, dim } = heads;
-    if !matches!(dim, 64 | 128 | 256) {
+    if !crate::is_gpu_head_dim(dim) {
         return Err(Refusal::Dim { dim });
     }
-    if kv == 0 || query == 0 || !query.is_multiple_of(kv) || query > 1 << 15 {
+    if kv == 0 || query == 0 || !query.is_multiple_of(kv) {
         return Err(Refusal::Ratio { query, kv });
+    }
+    if query > 1 << 15 {
+        return Err(Refusal::Heads { query });
     }
     if !scale.is_finite() || scale <= 0.0 {
         return Err(Refusal::Scale { scale: scale.to_string() });
@@ -240,6 +249,8 @@ mod tests {
         assert_eq!(common(Heads { dim: 96, ..heads }, 0.1, None), Err(Refusal::Dim { dim: 96 }));
         let ratio = common(Heads { kv: 3, ..heads }, 0.1, None);
         assert_eq!(ratio, Err(Refusal::Ratio { query: 8, kv: 3 }));
+        let many = Heads { query: 1 << 16, kv: 1 << 15, dim: 64 };
+        assert_eq!(common(many, 0.1, None), Err(Refusal::Heads { query: 1 << 16 }));
         for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             let refused = Refusal::Scale { scale: scale.to_string() };
             assert_eq!(common(heads, scale, None), Err(refused));

@@ -1,7 +1,7 @@
 //! The CUDA driver: probed, opened, and called with named errors.
 //!
-//! In: which GPU. Out: a [`Gpu`] with the kernels of this build loaded. The library is opened at run time; without it, with
-//! an old one, or with another GPU, there is an error and no panic.
+//! In: which GPU. Out: a [`Gpu`] with the kernels of this build loaded ([`super::modules`]). The library is opened at run
+//! time; without it, with an old one, or with another GPU, there is an error and no panic.
 //!
 //! It allocates and launches nothing, see [`super::memory`] and [`super::plan`]. Invariant: every call of the driver goes
 //! through [`call`] with the GPU's context current, which it shares with frameworks of the same process.
@@ -9,15 +9,15 @@
 // Every function of the driver is unsafe to call.
 #![allow(unsafe_code)]
 
-use std::ffi::{CStr, CString, c_int, c_uint, c_void};
+use std::ffi::{CStr, c_int};
 use std::path::Path;
 use std::sync::Arc;
 
 use cudarc::driver::sys::{self, CUresult};
 
 use super::error::{Error, is_fatal};
-use super::tables::Launch;
-use crate::cubins::{CUBINS, Cubin};
+use super::modules::{self, Kernel, Modules};
+use crate::cubins::CUBINS;
 
 /// CUDA of the kernels' compiler, as the driver counts.
 const NEEDED: i32 = 13_000;
@@ -29,52 +29,17 @@ pub struct Gpu(Arc<Inner>);
 struct Inner {
     device: sys::CUdevice,
     context: sys::CUcontext,
-    modules: Vec<sys::CUmodule>,
-    kernels: Vec<Kernel>,
+    modules: Modules,
+    ordinal: usize,
     name: String,
     uuid: String,
     processors: u32,
-}
-
-/// An entry point and how it is launched.
-#[derive(Clone, Copy)]
-pub(super) struct Kernel {
-    pub(super) name: &'static str,
-    function: sys::CUfunction,
-    pub(super) launch: Launch,
 }
 
 // SAFETY: handles of the driver, which may be used from any thread; `bind` makes the context current first.
 unsafe impl Send for Inner {}
 // SAFETY: as above; nothing is changed after `open`.
 unsafe impl Sync for Inner {}
-
-/// Entry points of the forward kernel for dims 64, 128 and 256, without and with a softcap.
-pub(super) const FORWARD: [[&str; 3]; 2] = [
-    ["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"],
-    ["cadre_forward_64_softcap", "cadre_forward_128_softcap", "cadre_forward_256_softcap"],
-];
-/// Names of the backward kernels, in the same order.
-pub(super) const BACKWARD: [[&str; 3]; 2] = [
-    ["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"],
-    ["cadre_backward_64_softcap", "cadre_backward_128_softcap", "cadre_backward_256_softcap"],
-];
-
-/// Entry points by cubin; all of them are there or the GPU is not opened.
-const KERNELS: [(&str, &[&str]); 3] = [
-    ("forward", FORWARD.as_flattened()),
-    ("backward", BACKWARD.as_flattened()),
-    (
-        "rows",
-        &[
-            "cadre_merge",
-            "cadre_finish_dq",
-            "cadre_sink",
-            "cadre_copy_rows_16",
-            "cadre_copy_rows_4",
-        ],
-    ),
-];
 
 /// Turns what the driver answered into an error.
 pub(super) fn call(
@@ -118,8 +83,22 @@ impl Gpu {
         Self::open_with(ordinal, None)
     }
 
-    /// The same with kernels of another form: files `NAME.cubin` of `folder` stand in for those of this build. For checks that
-    /// compare forms; the bits of a form are no promise of [`crate::Engine::numerics_id`].
+    /// Opens the GPU on which a process falls that has the number `turn` among those of its machine, when these take turns at
+    /// the GPUs that they may see.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::open`].
+    pub fn open_in_turn(turn: usize) -> Result<Self, Error> {
+        let ordinal = match count() {
+            Ok(count) => turn % count.max(1).cast_unsigned() as usize,
+            Err(error) => return Err(unlost(error, 0)),
+        };
+        Self::open(ordinal)
+    }
+
+    /// The same as [`Self::open`] with kernels of another form: files `NAME.cubin` of `folder` stand in for those of this
+    /// build. For checks that compare forms; the bits of a form are no promise of [`crate::Engine::numerics_id`].
     ///
     /// # Errors
     ///
@@ -129,42 +108,20 @@ impl Gpu {
     }
 
     fn open_with(ordinal: usize, form: Option<&Path>) -> Result<Self, Error> {
-        Self::opened(ordinal, form).map_err(|error| {
-            // What was never had is not lost.
-            let Error::Lost { call, after, name, code, text } = error else { return error };
-            // A driver without a GPU answers so.
-            if code == 100 {
-                return Error::NoDevice { ordinal, count: 0 };
-            }
-            Error::Call { call, after, name, code, text }
-        })
+        Self::opened(ordinal, form).map_err(|error| unlost(error, ordinal))
     }
 
     fn opened(ordinal: usize, form: Option<&Path>) -> Result<Self, Error> {
-        // SAFETY: opens the driver library, which initialises nothing yet.
-        if !unsafe { sys::is_culib_present() } {
-            return Err(Error::NoDriver);
-        }
-        // SAFETY: no precondition; what follows may be called after it.
-        call("cuInit", alone, unsafe { sys::cuInit(0) })?;
-        let mut found: c_int = 0;
-        // SAFETY: writes one number.
-        call("cuDriverGetVersion", alone, unsafe { sys::cuDriverGetVersion(&raw mut found) })?;
-        if found < NEEDED {
-            return Err(Error::OldDriver { found, needed: NEEDED });
-        }
-        let mut count: c_int = 0;
-        // SAFETY: writes one number.
-        call("cuDeviceGetCount", alone, unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+        let count = count()?;
         let index = c_int::try_from(ordinal).ok().filter(|it| *it < count);
         let index = index.ok_or(Error::NoDevice { ordinal, count })?;
         let mut device: sys::CUdevice = 0;
         // SAFETY: writes one number.
         call("cuDeviceGet", alone, unsafe { sys::cuDeviceGet(&raw mut device, index) })?;
-        Self::of(device, form)
+        Self::of(ordinal, device, form)
     }
 
-    fn of(device: sys::CUdevice, form: Option<&Path>) -> Result<Self, Error> {
+    fn of(ordinal: usize, device: sys::CUdevice, form: Option<&Path>) -> Result<Self, Error> {
         use sys::CUdevice_attribute_enum as Attribute;
         let attribute = |attribute| {
             let mut value: c_int = 0;
@@ -191,17 +148,22 @@ impl Gpu {
         if CUBINS.is_empty() {
             return Err(Error::NoKernels);
         }
-        let cubins = form.map_or_else(|| Ok(CUBINS.to_vec()), cubins_of)?;
+        let cubins = form.map_or_else(|| Ok(CUBINS.to_vec()), modules::cubins_of)?;
         let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context that every user of the device in this process shares; released in `drop`.
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) };
         call("cuDevicePrimaryCtxRetain", alone, code)?;
-        let (modules, kernels) = (Vec::new(), Vec::new());
-        let mut inner = Inner { device, context, modules, kernels, name, uuid, processors };
+        let modules = Modules::default();
+        let mut inner = Inner { device, context, modules, ordinal, name, uuid, processors };
         inner.bind()?;
-        inner.load(&cubins)?;
+        inner.modules.load(&cubins)?;
         Ok(Self(Arc::new(inner)))
+    }
+
+    /// Its number among those that the process may see.
+    pub fn ordinal(&self) -> usize {
+        self.0.ordinal
     }
 
     /// What the driver calls it.
@@ -241,7 +203,7 @@ impl Gpu {
     pub(super) fn watch_places(&self) -> Result<Vec<u64>, Error> {
         self.bind()?;
         let mut places = Vec::new();
-        for &module in &self.0.modules {
+        for module in self.0.modules.all() {
             let (mut place, mut bytes) = (0, 0);
             // SAFETY: a loaded module, a name that ends with 0; writes two numbers.
             let code = unsafe {
@@ -273,8 +235,7 @@ impl Gpu {
 
     /// An entry point by name.
     pub(super) fn kernel(&self, name: &str) -> Kernel {
-        let found = self.0.kernels.iter().find(|it| it.name == name);
-        *found.expect("all kernels are loaded when a GPU is opened")
+        self.0.modules.kernel(name)
     }
 }
 
@@ -289,23 +250,36 @@ impl Inner {
         // SAFETY: the context is retained as long as `self` lives.
         call("cuCtxSetCurrent", alone, unsafe { sys::cuCtxSetCurrent(self.context) })
     }
+}
 
-    fn load(&mut self, cubins: &[Cubin]) -> Result<(), Error> {
-        for (file, names) in KERNELS {
-            let cubin = cubins.iter().find(|it| it.name == file).ok_or(Error::NoKernels)?;
-            let mut module = std::ptr::null_mut();
-            // SAFETY: a whole ELF file; the driver reads as much as its header says.
-            let code = unsafe {
-                sys::cuModuleLoadData(&raw mut module, cubin.bytes.as_ptr().cast::<c_void>())
-            };
-            call("cuModuleLoadData", || format!(", {file}.cubin"), code)?;
-            self.modules.push(module);
-            for name in names {
-                self.kernels.push(kernel(module, cubin, name)?);
-            }
-        }
-        Ok(())
+/// Starts the driver, and counts the GPUs that this process may see.
+fn count() -> Result<c_int, Error> {
+    // SAFETY: opens the driver library, which initialises nothing yet.
+    if !unsafe { sys::is_culib_present() } {
+        return Err(Error::NoDriver);
     }
+    // SAFETY: no precondition; what follows may be called after it.
+    call("cuInit", alone, unsafe { sys::cuInit(0) })?;
+    let mut found: c_int = 0;
+    // SAFETY: writes one number.
+    call("cuDriverGetVersion", alone, unsafe { sys::cuDriverGetVersion(&raw mut found) })?;
+    if found < NEEDED {
+        return Err(Error::OldDriver { found, needed: NEEDED });
+    }
+    let mut count: c_int = 0;
+    // SAFETY: writes one number.
+    call("cuDeviceGetCount", alone, unsafe { sys::cuDeviceGetCount(&raw mut count) })?;
+    Ok(count)
+}
+
+/// What was never had is not lost.
+fn unlost(error: Error, ordinal: usize) -> Error {
+    let Error::Lost { call, after, name, code, text } = error else { return error };
+    // A driver without a GPU answers so.
+    if code == 100 {
+        return Error::NoDevice { ordinal, count: 0 };
+    }
+    Error::Call { call, after, name, code, text }
 }
 
 fn words_of(uuid: [u8; 16]) -> String {
@@ -314,85 +288,14 @@ fn words_of(uuid: [u8; 16]) -> String {
     format!("GPU-{a}-{b}-{c}-{d}-{e}")
 }
 
-/// The cubins of this build, or what `folder` has in their place. They stay in memory: few forms are opened, in checks only.
-fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
-    let read = |it: &Cubin| {
-        let path = folder.join(format!("{}.cubin", it.name));
-        if !path.exists() {
-            return Ok(*it);
-        }
-        let unreadable = |why: String| Error::Form { path: path.clone(), why };
-        let bytes = std::fs::read(&path).map_err(|error| unreadable(error.to_string()))?;
-        if !bytes.starts_with(b"\x7fELF") {
-            return Err(unreadable("it is no ELF file".to_owned()));
-        }
-        Ok(Cubin { name: it.name, bytes: bytes.leak() })
-    };
-    CUBINS.iter().map(read).collect()
-}
-
-fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Kernel, Error> {
-    let after = || format!(", {name}");
-    let mut function = std::ptr::null_mut();
-    let entry = CString::new(name).expect("names of kernels hold no 0");
-    // SAFETY: the module is loaded, the name ends with 0.
-    let code = unsafe { sys::cuModuleGetFunction(&raw mut function, module, entry.as_ptr()) };
-    call("cuModuleGetFunction", after, code)?;
-    let [threads, shared_bytes, rows, keys] =
-        cubin.constant(&format!("{name}_launch")).ok_or(Error::NoKernels)?;
-    let launch = Launch { threads, shared_bytes, rows, keys };
-    let attribute = sys::CUfunction_attribute_enum::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
-    // SAFETY: a loaded function; the driver refuses what it does not have.
-    let code = unsafe { sys::cuFuncSetAttribute(function, attribute, launch.shared_bytes) };
-    call("cuFuncSetAttribute", after, code)?;
-    Ok(Kernel { name, function, launch })
-}
-
 impl Drop for Inner {
     fn drop(&mut self) {
         // A GPU that is lost has nothing to unload.
         if self.bind().is_err() {
             return;
         }
-        for module in self.modules.drain(..) {
-            // SAFETY: loaded by `load`; who launches its kernels holds the GPU.
-            let _ = unsafe { sys::cuModuleUnload(module) };
-        }
+        self.modules.unload();
         // SAFETY: retained once by `of`.
         let _ = unsafe { sys::cuDevicePrimaryCtxRelease_v2(self.device) };
-    }
-}
-
-impl Kernel {
-    /// Puts one launch of `grid` blocks on `stream`.
-    ///
-    /// # Safety
-    ///
-    /// `arguments` point to what the kernel's head comment says, and every address in them is valid until the launch ends.
-    pub(super) unsafe fn launch(
-        &self,
-        grid: u32,
-        stream: sys::CUstream,
-        arguments: &mut [*mut c_void],
-        after: impl FnOnce() -> String,
-    ) -> Result<(), Error> {
-        let Launch { threads, shared_bytes, .. } = self.launch;
-        // SAFETY: the caller's promise; threads and shared memory are those that the cubin says.
-        let code = unsafe {
-            sys::cuLaunchKernel(
-                self.function,
-                grid as c_uint,
-                1,
-                1,
-                threads as c_uint,
-                1,
-                1,
-                shared_bytes as c_uint,
-                stream,
-                arguments.as_mut_ptr(),
-                std::ptr::null_mut(),
-            )
-        };
-        call("cuLaunchKernel", after, code)
     }
 }

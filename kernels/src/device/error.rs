@@ -25,12 +25,23 @@ pub enum Error {
         needed: i32,
     },
     /// There is no such GPU.
-    #[error("there is no GPU {ordinal}, this machine shows {count}; look at CUDA_VISIBLE_DEVICES")]
+    #[error(
+        "there is no GPU {ordinal}, this process may see {count}, counted from 0; name another one, or look at \
+         CUDA_VISIBLE_DEVICES"
+    )]
     NoDevice {
         /// Which was asked for.
         ordinal: usize,
         /// How many there are.
         count: i32,
+    },
+    /// A GPU was named, and the CPU is to compute.
+    #[error(
+        "GPU {ordinal} is named, and --engine cpu uses none; leave out --gpu, or say --engine gpu"
+    )]
+    CpuAsked {
+        /// Which was named.
+        ordinal: usize,
     },
     /// The GPU is of another generation.
     #[error(
@@ -47,12 +58,12 @@ pub enum Error {
     /// The build has no GPU kernels.
     #[error("this build has no GPU kernels; run `make kernels` and build again")]
     NoKernels,
-    /// The kernels of another form cannot be read.
+    /// The kernels of another form cannot be read, or are of another build.
     #[error("{}: {why}; build the forms again with scripts/kernels --forms", path.display())]
     Form {
         /// The file.
         path: PathBuf,
-        /// Why the file cannot be read.
+        /// What is wrong with the file.
         why: String,
     },
     /// There is no library for matrix products.
@@ -84,6 +95,17 @@ pub enum Error {
         bytes: usize,
         /// How much is free.
         free: usize,
+    },
+    /// The machine has no memory to pin.
+    #[error(
+        "this machine cannot pin {bytes} bytes of its memory, which copies need ({text}); hand in fewer rows at once, or raise its \
+         limit on locked memory (ulimit -l)"
+    )]
+    Unpinned {
+        /// How much was asked for.
+        bytes: usize,
+        /// The driver's words.
+        text: String,
     },
     /// A call failed; others may succeed.
     #[error("{call} failed{after}: {name} ({code}), {text}")]

@@ -1,6 +1,7 @@
 //! Moments in the order of a stream's work.
 //!
-//! In: a [`Stream`]. Out: an [`Event`] that others wait for or ask for, with its time. It orders nothing by itself.
+//! In: a [`Stream`]. Out: an [`Event`] that others wait for or ask for, with its time if that is wanted. It orders nothing by
+//! itself.
 //!
 //! Invariant: an event stands for all work that was on its stream when it was recorded.
 
@@ -13,7 +14,7 @@ use super::driver::{Gpu, call};
 use super::error::Error;
 use super::memory::Stream;
 
-/// A moment in a stream, with its time.
+/// A moment in a stream.
 #[derive(Debug)]
 pub struct Event {
     gpu: Gpu,
@@ -30,18 +31,36 @@ unsafe impl Send for Event {}
 // SAFETY: as above; an event that was recorded is only asked for.
 unsafe impl Sync for Event {}
 
+/// Who waits sleeps; the driver would keep its core busy otherwise.
+const SLEEP: u32 = sys::CUevent_flags_enum::CU_EVENT_BLOCKING_SYNC as u32;
+/// It orders work, and its time is not taken: that is cheaper.
+const UNTIMED: u32 = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
+
 impl Event {
-    /// The moment at which all work that is on `stream` now is done.
+    /// The moment at which all work that is on `stream` now is done, without its time.
     ///
     /// # Errors
     ///
     /// The driver's.
     pub fn record(stream: &Stream) -> Result<Self, Error> {
+        Self::with(stream, SLEEP | UNTIMED)
+    }
+
+    /// The same with its time, for [`Self::seconds_since`].
+    ///
+    /// # Errors
+    ///
+    /// The driver's.
+    pub fn timed(stream: &Stream) -> Result<Self, Error> {
+        Self::with(stream, SLEEP)
+    }
+
+    fn with(stream: &Stream, flags: u32) -> Result<Self, Error> {
         let gpu = stream.gpu().clone();
         gpu.bind()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: writes a handle, which `drop` destroys.
-        let code = unsafe { sys::cuEventCreate(&raw mut handle, 0) };
+        let code = unsafe { sys::cuEventCreate(&raw mut handle, flags) };
         call("cuEventCreate", String::new, code)?;
         let mut event = Self { gpu, handle, stream: StreamHandle(stream.handle()) };
         event.record_again(stream)?;
@@ -94,11 +113,11 @@ impl Event {
         call("cuEventSynchronize", String::new, code)
     }
 
-    /// Seconds from `start` to here; both are over.
+    /// Seconds from `start` to here; both are [`Self::timed`] and over.
     ///
     /// # Errors
     ///
-    /// One of them is not over yet.
+    /// One of them is not over yet, or has no time.
     pub fn seconds_since(&self, start: &Self) -> Result<f64, Error> {
         self.gpu.bind()?;
         let mut milliseconds = 0.0_f32;

@@ -11,18 +11,21 @@
 #![allow(unsafe_code)]
 
 use std::ffi::c_void;
+use std::sync::Arc;
 
 use half::bf16;
 
 use super::batch::Batch;
 use super::check::{disjoint, same_gpu, short, task as check_task, tensor};
-use super::driver::{FORWARD, Gpu};
+use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
 use super::lists;
-use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::memory::{Buffer, Stream};
+use super::modules::FORWARD;
 use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
 use super::scratch::{Held, Scratch};
+use super::slice::{Slice, SliceMut};
 use super::tables::{
     ForwardParameters, ForwardTile, MergeParameters, MergeTile, QueryTile, SinkParameters, Task,
 };
@@ -56,7 +59,7 @@ pub struct ForwardPlan {
     merges: Buffer<MergeTile>,
     next: Buffer<u32>,
     /// The lists are on the GPU.
-    made: Event,
+    made: Arc<Event>,
     scratch: Scratch,
     /// Numbers of parts of O, and of LSE.
     parts: [usize; 2],
@@ -106,9 +109,11 @@ impl ForwardPlan {
         let gpu = stream.gpu();
         let parts = [list.slots * slot * heads.dim, list.slots * slot];
         scratch.reserve_parts(parts)?;
-        let tasks_of = Buffer::of(stream, &table, "tasks")?;
-        let tiles = Buffer::of(stream, &list.tiles, "the tile list")?;
-        let merges = Buffer::of(stream, &list.merges, "the merge list")?;
+        let ((tasks_of, tiles, merges), made) = scratch.upload(stream, |upload| {
+            let tasks = upload.list(&table, "tasks")?;
+            let tiles = upload.list(&list.tiles, "the tile list")?;
+            Ok((tasks, tiles, upload.list(&list.merges, "the merge list")?))
+        })?;
         Ok(Self {
             gpu: gpu.clone(),
             shape,
@@ -118,7 +123,7 @@ impl ForwardPlan {
             tiles,
             merges,
             next: Buffer::new(gpu, 1, "a counter")?,
-            made: Event::record(stream)?,
+            made,
             scratch: scratch.clone(),
             parts,
             sink_tiles: None,
@@ -230,9 +235,9 @@ impl ForwardPlan {
     pub fn prepare_sinks(&mut self, stream: &Stream) -> Result<(), Error> {
         if self.sink_tiles.is_none() {
             let tiles = lists::finish(&self.table);
-            stream.wait_for(&self.made)?;
-            self.sink_tiles = Some(Buffer::of(stream, &tiles, "the list of sinks")?);
-            self.made.record_again(stream)?;
+            let (tiles, made) =
+                self.scratch.upload(stream, |upload| upload.list(&tiles, "the list of sinks"))?;
+            (self.sink_tiles, self.made) = (Some(tiles), made);
         }
         Ok(())
     }

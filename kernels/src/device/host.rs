@@ -15,6 +15,7 @@ use super::error::Error;
 use super::forward::{ForwardPlan, ForwardTensors};
 use super::memory::{Buffer, Stream};
 use super::plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
+use super::scratch::Scratch;
 use crate::{Backward, Forward, Heads, Rows, RowsMut, key_tiles};
 
 /// A stream with the memory that its launches use again and again.
@@ -22,6 +23,7 @@ use crate::{Backward, Forward, Heads, Rows, RowsMut, key_tiles};
 pub struct HostRows {
     stream: Stream,
     order: Order,
+    scratch: Scratch,
     q: Buffer<bf16>,
     k: Buffer<bf16>,
     v: Buffer<bf16>,
@@ -44,6 +46,7 @@ impl HostRows {
         Ok(Self {
             stream: Stream::new(gpu)?,
             order,
+            scratch: Scratch::new(gpu)?,
             q: Buffer::new(gpu, 0, "Q")?,
             k: Buffer::new(gpu, 0, "K")?,
             v: Buffer::new(gpu, 0, "V")?,
@@ -109,6 +112,7 @@ impl HostRows {
     /// Gives back the memory of a batch that was too large, so that half of the batch finds room.
     fn release_if_short(&mut self, done: Result<(), Error>) -> Result<(), Error> {
         if done.as_ref().is_err_and(Error::is_out_of_memory) {
+            self.scratch.release()?;
             let gpu = self.stream.gpu().clone();
             for rows in [&mut self.q, &mut self.k, &mut self.v, &mut self.dout, &mut self.out] {
                 *rows = Buffer::new(&gpu, 0, "rows")?;
@@ -135,7 +139,7 @@ impl HostRows {
             q_rows += it.rows.len() as u32;
             tasks.push(ForwardTask { mask: it.mask, keys, rows });
         }
-        let mut plan = ForwardPlan::new(&self.stream, shape, &tasks)?;
+        let mut plan = ForwardPlan::with(&self.stream, shape, &tasks, &self.scratch)?;
         let (queries, stream) = (q_rows as usize, &self.stream);
         self.q.reserve(queries * query, "Q")?;
         self.out.reserve(queries * query, "O")?;
@@ -174,7 +178,8 @@ impl HostRows {
             bundles.push(BackwardBundle { mask: it.mask, keys, dkv_row: dkv_rows, parts });
             dkv_rows += it.keys.len() as u32;
         }
-        let mut plan = BackwardPlan::new(&self.stream, shape, &bundles, self.order, 1)?;
+        let cut = (self.order, 1);
+        let mut plan = BackwardPlan::with(&self.stream, shape, &bundles, cut, &self.scratch)?;
         let (queries, gradients) = (q_rows as usize, dkv_rows as usize * key);
         let stream = &self.stream;
         for (buffer, what) in [(&mut self.q, "Q"), (&mut self.dout, "dO")] {

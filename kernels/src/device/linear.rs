@@ -12,7 +12,8 @@ use std::ops::Range;
 use super::blas::{ALIGNMENT, Blas, Product, View};
 use super::driver::Gpu;
 use super::error::Error;
-use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::memory::{Buffer, Stream};
+use super::slice::{Slice, SliceMut};
 use crate::matmul::Accumulate;
 
 /// A weight: where it lies on the GPU, and in the parameters.

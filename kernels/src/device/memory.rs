@@ -18,6 +18,7 @@ use super::check::same_gpu;
 use super::driver::{Gpu, call};
 use super::error::Error;
 use super::event::Event;
+use super::slice::{Slice, SliceMut};
 use super::tables::Plain;
 
 /// A stream: work on it runs in the order in which it was enqueued. One thread at a time uses it.
@@ -232,15 +233,16 @@ impl<T: Plain> Buffer<T> {
 
     /// All of it.
     pub fn slice(&self) -> Slice<'_, T> {
-        Slice { address: self.address, len: self.len, of: PhantomData }
+        Slice::new(self.address, self.len)
     }
 
     /// All of it, to be written.
     pub fn slice_mut(&mut self) -> SliceMut<'_, T> {
-        SliceMut { address: self.address, len: self.len, of: PhantomData }
+        SliceMut::new(self.address, self.len)
     }
 
-    /// Copies `from` to the place `at`; it has been read when this returns.
+    /// Copies `from`, which is no pinned memory, to the place `at`; it has been read when this returns. The driver may wait for
+    /// the stream first.
     ///
     /// # Errors
     ///
@@ -250,6 +252,22 @@ impl<T: Plain> Buffer<T> {
     ///
     /// Beyond the end.
     pub fn write(&mut self, stream: &Stream, at: usize, from: &[T]) -> Result<(), Error> {
+        // SAFETY: the source is no pinned memory, so the driver has copied it to memory of its own when it returns; it may wait
+        // for the stream before it does.
+        unsafe { self.write_later(stream, at, from) }
+    }
+
+    /// The same from pinned memory, which is read when `stream` comes to it: this waits for nothing.
+    ///
+    /// # Safety
+    ///
+    /// `from` stays as it is until then.
+    pub(super) unsafe fn write_later(
+        &mut self,
+        stream: &Stream,
+        at: usize,
+        from: &[T],
+    ) -> Result<(), Error> {
         assert!(at + from.len() <= self.len, "numbers are written inside a buffer");
         same_gpu("the memory", self.gpu.device(), stream.gpu.device())?;
         if from.is_empty() {
@@ -257,8 +275,7 @@ impl<T: Plain> Buffer<T> {
         }
         self.gpu.bind()?;
         let to = self.address + (at * size_of::<T>()) as u64;
-        // SAFETY: inside the buffer, as asserted. The source is no pinned memory, so the driver has copied it to memory of
-        // its own when it returns.
+        // SAFETY: inside the buffer, as asserted; the source is the caller's promise.
         let code = unsafe {
             sys::cuMemcpyHtoDAsync_v2(to, from.as_ptr().cast(), size_of_val(from), stream.handle)
         };
@@ -318,76 +335,5 @@ impl<T: Plain> Drop for Buffer<T> {
             // SAFETY: allocated by `new`; the driver waits for work that may use it.
             let _ = unsafe { sys::cuMemFree_v2(self.address) };
         }
-    }
-}
-
-/// Numbers in device memory that a launch reads.
-#[derive(Clone, Copy, Debug)]
-pub struct Slice<'a, T> {
-    address: u64,
-    len: usize,
-    of: PhantomData<&'a T>,
-}
-
-/// Numbers in device memory that a launch writes.
-#[derive(Debug)]
-pub struct SliceMut<'a, T> {
-    address: u64,
-    len: usize,
-    of: PhantomData<&'a mut T>,
-}
-
-impl<'a, T: Plain> Slice<'a, T> {
-    /// `len` numbers of it from the place `at`.
-    ///
-    /// # Panics
-    ///
-    /// Beyond the end.
-    #[must_use]
-    pub fn part(self, at: usize, len: usize) -> Slice<'a, T> {
-        assert!(at + len <= self.len, "a part lies inside its slice");
-        Slice { address: self.address + (at * size_of::<T>()) as u64, len, of: PhantomData }
-    }
-
-    /// Memory of somebody else.
-    ///
-    /// # Safety
-    ///
-    /// `len` numbers lie at `address` on the GPU of the launches that get it, and nobody writes them until those are done.
-    pub unsafe fn foreign(address: u64, len: usize) -> Self {
-        Self { address, len, of: PhantomData }
-    }
-
-    /// Where it begins, and how many numbers there are.
-    pub(super) fn place(&self) -> (u64, usize) {
-        (self.address, self.len)
-    }
-}
-
-impl<'a, T: Plain> SliceMut<'a, T> {
-    /// `len` numbers of it from the place `at`.
-    ///
-    /// # Panics
-    ///
-    /// Beyond the end.
-    #[must_use]
-    pub fn part(self, at: usize, len: usize) -> SliceMut<'a, T> {
-        assert!(at + len <= self.len, "a part lies inside its slice");
-        SliceMut { address: self.address + (at * size_of::<T>()) as u64, len, of: PhantomData }
-    }
-
-    /// Memory of somebody else.
-    ///
-    /// # Safety
-    ///
-    /// `len` numbers lie at `address` on the GPU of the launches that get it, and nobody else touches them until those are
-    /// done.
-    pub unsafe fn foreign(address: u64, len: usize) -> Self {
-        Self { address, len, of: PhantomData }
-    }
-
-    /// Where it begins, and how many numbers there are.
-    pub(super) fn place(&self) -> (u64, usize) {
-        (self.address, self.len)
     }
 }

@@ -7,7 +7,7 @@
 //! ```text
 //! host                   rows of the host: packs, copies, launches
 //!   forward, backward    plans: lists on the GPU, made once, run for every layer
-//!     scratch            what runs need one after the other
+//!     scratch, upload    what runs need one after the other; lists on their way to the GPU
 //!     plan, check        what a launch is; what is refused
 //!     batch              launches of a plan, as errors name them
 //!     lists, tiles       tile lists, dearest first: pure
@@ -21,7 +21,8 @@
 //!   lent, pinned         these rows; memory of the host that is copied while others work
 //! graph                  runs recorded once, launched again as one
 //! watch                  where warps wait that wait too long: for builds of the kernels that tell
-//!     memory, driver     buffers, streams, events; the library, the kernels
+//!     memory, driver     buffers, streams, events; the library
+//!       modules          the kernels' files, entry points and launches
 //!     context            the current context of the caller's thread
 //! ```
 //!
@@ -45,6 +46,7 @@ mod lent;
 pub(crate) mod linear;
 mod lists;
 mod memory;
+mod modules;
 mod pieces;
 mod pinned;
 mod plan;
@@ -52,8 +54,10 @@ mod rooms;
 mod rows;
 mod scratch;
 mod shelf;
+mod slice;
 pub mod tables;
 mod tiles;
+mod upload;
 mod watch;
 
 pub use arena::{Arena, ArenaMemory, CopyPiece, Imported};
@@ -69,11 +73,12 @@ pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};
 pub use graph::Graph;
 pub use lent::{Element, Elements, Lent, LentError, LentMut, Spread, check_lender};
-pub use memory::{Buffer, Slice, SliceMut, Stream};
+pub use memory::{Buffer, Stream};
 pub use pieces::PieceCopier;
 pub use pinned::{Pinned, PinnedPool};
 pub use plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
 pub use rooms::{Part, Room, Rooms};
 pub use rows::{RowCopier, RowCopy};
 pub use scratch::Scratch;
+pub use slice::{Slice, SliceMut};
 pub use watch::{Told, WaitingWarp, Watch};

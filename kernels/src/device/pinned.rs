@@ -120,7 +120,13 @@ impl Piece {
         // CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP.
         // SAFETY: writes an address, which `drop` frees.
         let code = unsafe { sys::cuMemHostAlloc(&raw mut host, bytes, 3) };
-        call("cuMemHostAlloc", || format!(", {bytes} bytes for lent rows"), code)?;
+        let done = call("cuMemHostAlloc", || format!(", {bytes} bytes"), code);
+        done.map_err(|error| match (code, error) {
+            (sys::CUresult::CUDA_ERROR_OUT_OF_MEMORY, Error::Call { text, .. }) => {
+                Error::Unpinned { bytes, text }
+            }
+            (_, error) => error,
+        })?;
         let host = NonNull::new(host.cast::<u8>()).expect("the driver gave an address");
         // SAFETY: memory of this length of which nobody else knows: what is never written is read as numbers, too.
         unsafe { host.write_bytes(0, bytes) };

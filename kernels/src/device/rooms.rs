@@ -17,7 +17,8 @@ use super::arena::{Arena, ArenaMemory, CopyPiece};
 use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
-use super::memory::{Slice, SliceMut, Stream};
+use super::memory::Stream;
+use super::slice::{Slice, SliceMut};
 use super::tables::Plain;
 
 /// Arenas of a process, shared by its threads.

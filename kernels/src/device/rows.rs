@@ -14,8 +14,10 @@ use std::ffi::c_void;
 
 use super::check::Refusal;
 use super::error::Error;
-use super::memory::{Buffer, Slice, SliceMut, Stream};
+use super::memory::{Buffer, Stream};
+use super::slice::{Slice, SliceMut};
 use super::tables::{Copy16Parameters, CopyUnit};
+use super::upload::Staging;
 
 /// Rows to copy, in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -41,9 +43,10 @@ pub struct RowCopier {
     /// The list of the current launch. The next list overwrites it, in stream order behind that
     /// launch.
     list: Buffer<CopyUnit>,
+    staging: Staging,
 }
 
-/// Units of a list: 64 KiB, which the driver takes from the host at once.
+/// Units of a list: 64 KiB.
 const LIST: usize = 2048;
 /// Words of a unit: below the first a block has too little to do, above the second the last blocks are late.
 const UNIT_WORDS: [u64; 2] = [1 << 10, 1 << 14];
@@ -64,7 +67,8 @@ impl RowCopier {
     /// Memory for a list, or the driver's.
     pub fn new(stream: Stream) -> Result<Self, Error> {
         let list = Buffer::new(stream.gpu(), LIST, "a list of copies")?;
-        Ok(Self { stream, list })
+        let staging = Staging::new(stream.gpu());
+        Ok(Self { stream, list, staging })
     }
 
     /// The stream on which it copies.
@@ -105,7 +109,7 @@ impl RowCopier {
         }
         gpu.bind()?;
         for units in units.chunks(LIST) {
-            self.list.write(&self.stream, 0, units)?;
+            self.staging.write(&self.stream, &mut self.list, units)?;
             let mut parameters = Copy16Parameters {
                 copies: self.list.slice().place().0,
                 copy_count: units.len() as i32,
@@ -118,6 +122,7 @@ impl RowCopier {
             // SAFETY: the list is on the GPU before the launch and stays until a launch behind it; its addresses were
             // checked, and who reads or writes the target meanwhile waits for the stream.
             unsafe { kernel.launch(grid, self.stream.handle(), &mut arguments, after) }?;
+            self.staging.sent(&self.stream)?;
         }
         Ok(())
     }

@@ -13,6 +13,7 @@ use super::driver::Gpu;
 use super::error::Error;
 use super::event::Event;
 use super::memory::{Buffer, Stream};
+use super::upload::Upload;
 
 /// See the module; clones are the same memory.
 #[derive(Clone, Debug)]
@@ -30,6 +31,8 @@ struct Inner {
     last: Option<Event>,
     /// A run was recorded: a graph has the addresses.
     recorded: bool,
+    /// Brings lists of plans, once there are some.
+    upload: Option<Upload>,
 }
 
 /// A scratch while one run uses it.
@@ -53,6 +56,7 @@ impl Inner {
             dirty: false,
             last: None,
             recorded: false,
+            upload: None,
         })
     }
 
@@ -135,8 +139,8 @@ impl Scratch {
     pub fn release(&self) -> Result<(), Error> {
         let mut inner = self.lock();
         inner.may_grow(true, "plans to come")?;
-        let last = inner.last.take();
-        *inner = Inner { last, ..Inner::empty(&inner.gpu)? };
+        let (last, upload) = (inner.last.take(), inner.upload.take());
+        *inner = Inner { last, upload, ..Inner::empty(&inner.gpu)? };
         Ok(())
     }
 
@@ -149,6 +153,23 @@ impl Scratch {
     /// Refuses a plan whose lists are on another GPU.
     pub(super) fn is_on(&self, gpu: &Gpu) -> Result<(), Refusal> {
         same_gpu("the workspace", self.lock().gpu.device(), gpu.device())
+    }
+
+    /// Makes lists on the GPU, and says when they are there. What is put on `stream` from now on begins behind them.
+    pub(super) fn upload<T>(
+        &self,
+        stream: &Stream,
+        lists: impl FnOnce(&mut Upload) -> Result<T, Error>,
+    ) -> Result<(T, Arc<Event>), Error> {
+        let mut inner = self.lock();
+        if inner.upload.is_none() {
+            inner.upload = Some(Upload::new(&inner.gpu)?);
+        }
+        let upload = inner.upload.as_mut().expect("it was just made");
+        let lists = lists(upload)?;
+        let made = upload.sent()?;
+        stream.wait_for(&made)?;
+        Ok((lists, made))
     }
 
     /// Takes room for a plan's parts of O and LSE, once the runs that are being put are on their streams.

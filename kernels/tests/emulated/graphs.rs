@@ -87,3 +87,33 @@ fn runs() {
     put(&mut layer, &stream).expect("a launch");
     assert_eq!(bits(&layer, &stream), right);
 }
+
+#[test]
+#[ignore = "needs a GPU; the other tests run it over the emulated one"]
+fn first() {
+    let gpu = Gpu::open(0).expect("the driver has a GPU");
+    let stream = Stream::new(&gpu).expect("a stream");
+    let case = Case::new(&mut Random(7), HEADS, Mask::Causal, 0..ROWS, ROWS);
+    let keys = Keys { document_rows: ROWS, keys: 0..ROWS, kv_row: 0 };
+    let rows = TaskRows { rows: 0..ROWS, q_row: 0 };
+    let tasks = [ForwardTask { mask: case.mask, keys, rows }];
+    let upload = |rows: &[bf16]| Buffer::of(&stream, rows, "rows").expect("memory");
+    let (q, k, v, mut out) =
+        (upload(&case.q), upload(&case.k), upload(&case.v), upload(&vec![bf16::NAN; case.q.len()]));
+    let mut lse = Buffer::<f32>::new(&gpu, ROWS as usize * 2, "LSE").expect("memory");
+    let mut plan =
+        ForwardPlan::new(&stream, Shape::new(HEADS, case.scale()), &tasks).expect("a plan");
+    stream.wait().expect("copies");
+    // No kernel has run in this process.
+    let mut graph = Graph::record(&stream, "the first launch", |stream| {
+        let (out, lse) = (out.slice_mut(), lse.slice_mut());
+        let tensors = ForwardTensors { q: q.slice(), k: k.slice(), v: v.slice(), out, lse };
+        plan.run(stream, tensors)
+    })
+    .expect("its kernels are loaded");
+    graph.run(&stream).expect("a launch");
+    drop(graph);
+    let mut rows = vec![bf16::NAN; case.q.len()];
+    out.read(&stream, 0, &mut rows).expect("O");
+    assert!(rows.iter().all(|it| it.is_finite()));
+}

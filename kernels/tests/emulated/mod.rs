@@ -12,6 +12,7 @@ mod linear;
 mod rows;
 mod sinks;
 mod softcap;
+mod uploads;
 
 use cadre_kernels::device::host::HostRows;
 use cadre_kernels::device::{
@@ -251,12 +252,15 @@ fn plans() {
         let mut out = Buffer::of(&stream, &vec![bf16::NAN; case.q.len()], "O").expect("memory");
         let mut lse = Buffer::of(&stream, &[f32::NAN; 800], "LSE").expect("memory");
         stream.wait().expect("copies");
-        let start = Event::record(on).expect("an event");
+        let start = Event::timed(on).expect("an event");
         let [q, k, v] = [&q, &k, &v].map(Buffer::slice);
         let tensors = ForwardTensors { q, k, v, out: out.slice_mut(), lse: lse.slice_mut() };
         plan.run(on, tensors).expect("a launch");
-        let end = Event::record(on).expect("an event");
+        let end = Event::timed(on).expect("an event");
         end.wait().expect("it ends");
+        let order = Event::record(on).expect("an event");
+        on.wait().expect("no error");
+        assert!(order.seconds_since(&start).is_err(), "it has no time");
         assert!(end.seconds_since(&start).expect("both are over") > 0.0);
         let (mut o, mut l) = (vec![bf16::NAN; case.q.len()], vec![f32::NAN; 800]);
         out.read(on, 0, &mut o).expect("O");

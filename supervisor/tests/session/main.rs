@@ -43,6 +43,7 @@ fn acts_as_worker() {
         ("server", _) => server_main(ServerArgs {
             threads: Threads::ONE,
             engine: Choice::Cpu,
+            gpu: None,
             exchange: ExchangeChoice::Tcp,
             memory_mib: 512,
         })
@@ -74,6 +75,7 @@ fn join(layers: Layers, steps: u64) -> Join<'static> {
         steps: Some(steps),
         seed: 0,
         engine: Choice::Cpu,
+        gpu: None,
         threads: Threads::ONE,
         memory: 1 << 28,
         exchange: ExchangeChoice::Tcp,
@@ -294,6 +296,10 @@ fn heads_that_nothing_computes_are_refused_before_a_rank_joins() {
             "no engine takes the head dim 12 in layer 1 of rank 1; give the model heads of a multiple of 8",
         ),
         ("uneven", "2 query heads in layer 1 of rank 1 are no multiple of its 3 KV heads; give"),
+        (
+            "on a gpu",
+            "no GPU kernel takes the head dim 8 in layer 0 of rank 1, whose rows would stay on the GPU; give",
+        ),
     ] {
         match ended(AttentionPlace::Pool, &[], Some(mistake)).0 {
             Err(RunError::BadInput { message, .. }) => {

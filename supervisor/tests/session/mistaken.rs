@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
+use cadre_worker::ExchangeChoice;
 use cadre_worker::session::{
     Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths,
     Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
@@ -30,7 +31,9 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
         _ => HEADS,
     };
     let layers = Layers::new([Layer::causal(HEADS), Layer { mask, ..Layer::causal(heads) }])?;
+    let on_gpu = mistake == "on a gpu" && contract.me.index == 1;
     let join = || Join {
+        exchange: if on_gpu { ExchangeChoice::Node } else { ExchangeChoice::Tcp },
         seed: u64::from(mistake == "seed") * u64::from(contract.me.index),
         ..super::join(
             layers.clone(),

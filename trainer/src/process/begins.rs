@@ -62,6 +62,7 @@ mod tests {
                 host: [127, 0, 0, 1].into(),
                 attempt,
                 trainers: 1,
+                local_rank: 0,
                 memory_mib: 1,
                 profile: None,
                 tolerance: Default::default(),

@@ -71,6 +71,8 @@ pub struct TrainArgs {
     pub threads: Threads,
     /// What computes linear layers, and core attention in place.
     pub engine: Choice,
+    /// The number of the GPU that does, of those that the process may see; none: it follows from the process's number.
+    pub gpu: Option<usize>,
     /// Memory for rows of other trainers, in MiB; if absent, the controller's setting counts.
     pub memory_mib: Option<NonZeroU32>,
     /// What moves rows.

@@ -102,6 +102,7 @@ impl Process {
             steps: Some(args.steps.get()),
             seed: args.seed,
             engine: args.engine,
+            gpu: args.gpu,
             threads: args.threads,
             memory: u64::from(memory) << 20,
             exchange: args.exchange,

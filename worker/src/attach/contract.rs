@@ -10,8 +10,8 @@ use std::str::FromStr;
 use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint, proto};
 use cadre_crds::contract;
 use cadre_exchange::{PeerId, Role, Sharing, Transports};
-use cadre_kernels::Engine;
 use cadre_kernels::device::Gpu;
+use cadre_kernels::{Engine, WhichGpu};
 use cadre_planner::Tolerance;
 
 use super::{Error, Joining};
@@ -32,6 +32,8 @@ pub struct Contract {
     pub attempt: u32,
     /// Number of the job's trainers, from the launcher; 0 if it gives none.
     pub trainers: u32,
+    /// Number of this trainer in its pod, from 0; 0 for servers.
+    pub local_rank: u16,
     /// Memory of a trainer for rows of others, in MiB.
     pub memory_mib: u32,
     /// Calibration that plans are made with, if any.
@@ -79,6 +81,7 @@ impl Contract {
             host: optional(contract::CADRE_HOST)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             attempt: optional(contract::CADRE_ATTEMPT)?.unwrap_or(1),
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
+            local_rank: optional(contract::LOCAL_RANK)?.unwrap_or(0),
             memory_mib: optional(contract::CADRE_MEMORY_MIB)?
                 .unwrap_or(contract::TRAINER_MEMORY_MIB),
             profile: std::env::var(contract::CADRE_PROFILE).ok(),
@@ -97,6 +100,19 @@ impl Contract {
     /// Whether the controller is the operator, which keeps nothing of the job itself.
     pub fn is_pod(&self) -> bool {
         matches!(self.control, Endpoint::Tls { .. })
+    }
+
+    /// The GPU on which this process computes if on one: `named`, or the one on which it falls when the processes of its machine
+    /// take turns. Under `cadre run` these are the trainers and then the servers, in a pod its trainers. With
+    /// [`Choice::Node`] all have the first one: they read one GPU's memory.
+    pub fn gpu(&self, named: Option<usize>, exchange: Choice) -> WhichGpu {
+        let turn = match self.me.role {
+            _ if exchange == Choice::Node => 0,
+            _ if self.is_pod() => self.local_rank.into(),
+            Role::Trainer => self.me.index.into(),
+            Role::Server => self.trainers as usize + usize::from(self.me.index),
+        };
+        named.map_or(WhichGpu::Turn(turn), WhichGpu::Number)
     }
 
     /// How rows of this process move, which `engine` computes on.
@@ -206,25 +222,54 @@ mod tests {
 
     use super::*;
 
-    #[test]
-    fn what_needs_one_machine_or_a_gpu_is_refused_in_pods_and_without() {
-        let contract = |control| Contract {
+    fn contract(control: Endpoint) -> Contract {
+        Contract {
             control,
             me: PeerId::server(0, 0),
             trace: None,
             host: IpAddr::V4(Ipv4Addr::LOCALHOST),
             attempt: 1,
             trainers: 0,
+            local_rank: 0,
             memory_mib: 1,
             profile: None,
             tolerance: Tolerance::USUAL,
             checkpoints: PathBuf::new(),
             resume: None,
-        };
-        let engine = Engine::cpu(Threads::ONE);
+        }
+    }
+
+    fn in_pod() -> Contract {
         let credentials = Credentials { issuers: "ca".into(), token: "token".into() };
-        let pod = contract(Endpoint::Tls { url: "https://a:1".into(), credentials });
-        let here = contract(Endpoint::Unix("/tmp/control".into()));
+        contract(Endpoint::Tls { url: "https://a:1".into(), credentials })
+    }
+
+    fn here() -> Contract {
+        contract(Endpoint::Unix("/tmp/control".into()))
+    }
+
+    #[test]
+    fn processes_of_a_machine_have_turns_of_their_own_at_its_gpus() {
+        let turn = |it: Contract| it.gpu(None, Choice::Auto);
+        // Two trainers, then servers.
+        let of = |me| Contract { me, trainers: 2, ..here() };
+        let all = [PeerId::trainer(0, 0), PeerId::trainer(1, 0), PeerId::server(0, 3)];
+        for (number, me) in all.into_iter().chain([PeerId::server(1, 0)]).enumerate() {
+            assert_eq!(turn(of(me)), WhichGpu::Turn(number));
+            assert_eq!(of(me).gpu(None, Choice::Node), WhichGpu::Turn(0), "one GPU for all");
+            assert_eq!(of(me).gpu(Some(7), Choice::Node), WhichGpu::Number(7));
+        }
+        // In a pod those of the pod count alone.
+        let rank = Contract { me: PeerId::trainer(9, 0), local_rank: 1, ..in_pod() };
+        assert_eq!(turn(rank), WhichGpu::Turn(1));
+        let server = Contract { me: PeerId::server(5, 0), trainers: 4, ..in_pod() };
+        assert_eq!(turn(server), WhichGpu::Turn(0));
+    }
+
+    #[test]
+    fn what_needs_one_machine_or_a_gpu_is_refused_in_pods_and_without() {
+        let engine = Engine::cpu(Threads::ONE);
+        let (pod, here) = (in_pod(), here());
         for (contract, expected) in [(&pod, "this one is a pod"), (&here, "say --engine gpu")] {
             for choice in [Choice::Tcp, Choice::Auto] {
                 assert!(contract.on_gpu(&engine, choice).unwrap().is_none());

@@ -31,7 +31,7 @@ impl Flight {
         works: Vec<(Work<GpuRows>, Results<GpuRows>)>,
     ) -> Result<Self, Error> {
         // Without an event at its end, nothing would show when its memory is free.
-        let over = Event::record(stream).inspect_err(|_| drop(stream.wait()))?;
+        let over = Event::timed(stream).inspect_err(|_| drop(stream.wait()))?;
         Ok(Self { works: Some(works), start, over: Arc::new(over) })
     }
 

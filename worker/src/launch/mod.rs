@@ -103,6 +103,17 @@ impl<M> Work<M> {
         self.planned.nano_of(self.phase).1
     }
 
+    /// Its bundle, and when it is due, in words.
+    fn name(&self) -> String {
+        let (nano, direction) = self.planned.nano_of(self.phase);
+        let (bundle, of) = match direction {
+            Direction::Forward => (nano.plan.tasks()[self.work as usize].bundle, "forward"),
+            Direction::Backward => (BundleId(self.work), "backward"),
+        };
+        let At { step, phase } = self.at();
+        format!("bundle {} ({of}, step {step}, phase {})", bundle.0, phase.0)
+    }
+
     /// Cost at which a launch of such works is long enough.
     fn launch_cost(&self, engine: &Engine) -> u64 {
         let heads = self.planned.kind_of(self.phase).heads;
@@ -195,7 +206,19 @@ impl Launcher for AtOnce {
     }
 
     fn put(&mut self, works: Vec<Work<HostRows>>) -> Result<Vec<Done<HostRows>>, EngineError> {
-        launch(works, &mut self.0)
+        let again = self.0.gpu().is_some().then(|| works.clone());
+        launch(works, &mut self.0).map_err(|error| {
+            let EngineError::Device(short) = &error else { return error };
+            if !short.is_out_of_memory() {
+                return error;
+            }
+            // Which of them is too large by itself.
+            let mut alone = again.into_iter().flatten().map(|it| {
+                let name = it.name();
+                launch(vec![it], &mut self.0).map_err(|error| of_work(&name, error))
+            });
+            alone.find_map(Result::err).unwrap_or(error)
+        })
     }
 
     fn flights(&self) -> usize {
@@ -204,6 +227,24 @@ impl Launcher for AtOnce {
 
     fn land(&mut self) -> Vec<Landed<HostRows>> {
         Vec::new()
+    }
+}
+
+/// Names the work, where memory is short for it alone.
+fn of_work(name: &str, error: EngineError) -> EngineError {
+    match error {
+        EngineError::Device(error) => EngineError::Device(device_error_of(name, error)),
+        EngineError::Refused(_) => error,
+    }
+}
+
+fn device_error_of(name: &str, error: device::Error) -> device::Error {
+    match error {
+        device::Error::OutOfMemory { what, bytes, free } => {
+            device::Error::OutOfMemory { what: format!("{what} of {name}"), bytes, free }
+        }
+        #[allow(clippy::wildcard_enum_match_arm, reason = "others are not about one work")]
+        error => error,
     }
 }
 

@@ -27,7 +27,7 @@ use cadre_step::phases::Direction;
 
 use super::plans::{Key, Made, Plan, Plans, Slices};
 use super::view::{Part, View, task_of, tasks_of};
-use super::{Flight, Results, Work};
+use super::{Flight, Results, Work, device_error_of};
 use crate::memory::{GpuRows, OnGpu};
 
 /// See the module.
@@ -105,7 +105,11 @@ impl Resident {
                 self.put_group(first, flights)?;
                 self.put_group(second, flights)
             }
-            done => done.map(|it| flights.extend(it)),
+            done => match works {
+                [work] => done.map_err(|it| device_error_of(&work.name(), it)),
+                _ => done,
+            }
+            .map(|it| flights.extend(it)),
         }
     }
 
@@ -298,7 +302,7 @@ fn behind(stream: &Stream, rows: &[&Rows]) -> Result<Event, Error> {
             it.ready_on(stream)?;
         }
     }
-    Event::record(stream)
+    Event::timed(stream)
 }
 
 /// A launch that was put in part writes to room that is about to be dropped: it is waited for.

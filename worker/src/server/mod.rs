@@ -18,6 +18,7 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cadre_control::proto;
+use cadre_crds::Wire;
 use cadre_exchange::PeerId;
 use cadre_kernels::{Choice, Engine, Threads};
 use cadre_protocol::ServerId;
@@ -43,6 +44,8 @@ pub struct ServerArgs {
     pub threads: Threads,
     /// What computes.
     pub engine: Choice,
+    /// The number of the GPU that does, of those that the process may see; none: see [`Contract::gpu`].
+    pub gpu: Option<usize>,
     /// What moves rows.
     pub exchange: exchange::Choice,
     /// Memory for rows and results, in MiB.
@@ -70,7 +73,8 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
     }
     loop {
         // Before the controller hears of this server: bits depend on the engine.
-        let engine = match Engine::choose(args.engine, args.threads) {
+        let which = contract.gpu(args.gpu, args.exchange);
+        let engine = match Engine::choose_on(which, args.engine, args.threads) {
             Ok(engine) => engine,
             Err(error) => {
                 last_words(&error.to_string());
@@ -112,7 +116,8 @@ fn serve<P: Exchange + Send + 'static>(
 ) -> anyhow::Result<After> {
     let Joined { greeter: _, sender, receiver, settings, tracer, conductor } = joined;
     let me = contract.me;
-    let numerics = settings.reproducible.then(|| engine.numerics_id());
+    let numerics =
+        settings.reproducible.then(|| engine.numerics_id_of(settings.wire == Wire::Bf16));
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
     tracing::info!("{me} computes core attention: {}", engine.description());
     let launcher = <<P::Memory as Memory>::Launcher>::new(engine, provider.place());

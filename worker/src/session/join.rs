@@ -12,15 +12,15 @@ use std::sync::{Arc, Mutex, PoisonError};
 use cadre_control::{AttentionPlace, Settings};
 use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::Waker;
-use cadre_kernels::device;
 use cadre_kernels::{Choice, Engine, Threads};
-use cadre_planner::{Costs, Heads, Tolerance};
+use cadre_planner::{Costs, Tolerance};
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::conduct::{Draft, Standby};
 use cadre_step::header::{KvHeads, Placement};
 use cadre_step::layers::{Kind, Layers};
 
+use super::join_error::{JoinError, check_gpu_heads, check_heads};
 use super::{Model, Rank, Session};
 use crate::attach::{
     self, Attached, Contract, Joined, Joining, attach, control, protocol_settings,
@@ -54,6 +54,8 @@ pub struct Join<'a> {
     pub seed: u64,
     /// What computes core attention in place.
     pub engine: Choice,
+    /// The number of the GPU that does, of those that the process may see; none: see [`Contract::gpu`].
+    pub gpu: Option<usize>,
     /// Threads that do.
     pub threads: Threads,
     /// Bytes for rows of others, in place and standing by.
@@ -71,106 +73,6 @@ pub struct Join<'a> {
 
 /// See [`Join::first`].
 pub type First<'a> = Box<dyn FnOnce(&Settings, &Engine) -> Result<u64, String> + 'a>;
-
-/// Why a rank cannot join its job.
-#[derive(Debug, thiserror::Error)]
-pub enum JoinError {
-    /// The environment, the controller or the exchange.
-    #[error(transparent)]
-    Attach(#[from] attach::Error),
-    /// Nothing computes here.
-    #[error(transparent)]
-    Engine(device::Error),
-    /// [`Join::first`] refused what the job says.
-    #[error("{0}")]
-    First(String),
-    /// The headers to replay cannot be read.
-    #[error(transparent)]
-    Headers(#[from] cadre_step::header::Error),
-    /// The calibration that plans are to be made with.
-    #[error("{0}; or leave out spec.attention.profile and --profile")]
-    Profile(#[from] profile::Error),
-    /// The GPU of this rank.
-    #[error("the GPU of rank {rank}: {source}; look at its driver, or say --engine cpu")]
-    Gpu {
-        /// Which rank.
-        rank: u16,
-        /// The driver's reason.
-        source: device::Error,
-    },
-    /// A process is one rank of one job.
-    #[error(
-        "rank {rank} joins its job a second time; a process joins once: leave the first session, or start a process for each rank"
-    )]
-    Twice {
-        /// Which rank.
-        rank: u16,
-    },
-    /// The model has no core attention.
-    #[error(
-        "{what} in layer {layer} of rank {rank} is 0; give the model layers with heads, or do without the pool"
-    )]
-    Nothing {
-        /// Which rank.
-        rank: u16,
-        /// Among those with core attention.
-        layer: usize,
-        /// Which number.
-        what: &'static str,
-    },
-    /// KV heads that query heads do not share evenly.
-    #[error(
-        "{query} query heads in layer {layer} of rank {rank} are no multiple of its {kv} KV heads; give each KV head as many"
-    )]
-    Uneven {
-        /// Which rank.
-        rank: u16,
-        /// Among those with core attention.
-        layer: usize,
-        /// Query heads.
-        query: u16,
-        /// KV heads.
-        kv: u16,
-    },
-    /// No engine computes such heads.
-    #[error(
-        "no engine takes the head dim {dim} in layer {layer} of rank {rank}; give the model heads of a multiple of 8 up to 256"
-    )]
-    HeadDim {
-        /// Which rank.
-        rank: u16,
-        /// Among those with core attention.
-        layer: usize,
-        /// Its head dim.
-        dim: u16,
-    },
-    /// The system has no thread to give.
-    #[error("rank {rank} cannot start its threads: {source}; raise the limit on processes")]
-    Threads {
-        /// Which rank.
-        rank: u16,
-        /// The system's reason.
-        source: std::io::Error,
-    },
-}
-
-impl JoinError {
-    /// Whether the user has to correct something (exit code 2), rather than to try again.
-    pub fn is_bad_input(&self) -> bool {
-        match self {
-            Self::Attach(error) => error.is_bad_input(),
-            Self::Engine(_)
-            | Self::First(_)
-            | Self::Headers(_)
-            | Self::Profile(_)
-            | Self::Nothing { .. }
-            | Self::Uneven { .. }
-            | Self::HeadDim { .. }
-            | Self::Twice { .. } => true,
-            Self::Gpu { .. } | Self::Threads { .. } => false,
-        }
-    }
-}
 
 /// The session of this process.
 static HERE: Mutex<Here> = Mutex::new(Here::Nobody);
@@ -227,9 +129,14 @@ impl Session {
     pub fn join(contract: &Contract, join: Join<'_>) -> Result<Self, JoinError> {
         let rank = contract.me.index;
         check_heads(rank, &join.layers)?;
+        if join.exchange == exchange::Choice::Node {
+            check_gpu_heads(rank, &join.layers)?;
+        }
         let joined = Once::take(rank)?;
         // Before the controller hears of this rank: bits depend on the engine.
-        let engine = Engine::choose(join.engine, join.threads).map_err(JoinError::Engine)?;
+        let engine =
+            Engine::choose_on(contract.gpu(join.gpu, join.exchange), join.engine, join.threads)
+                .map_err(JoinError::Engine)?;
         tracing::info!("core attention in place: {}", engine.description());
         match contract.how(&engine, join.exchange)? {
             How::Paths(it) => {
@@ -263,7 +170,7 @@ impl Session {
         let rank = contract.me.index;
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
         let first = first(&settings, &engine).map_err(JoinError::First)?;
-        let numerics = engine.numerics_id();
+        let numerics = engine.numerics_id_of(settings.wire == Wire::Bf16);
         let promised = settings.reproducible.then(|| numerics.clone());
         let processors = |it: &Kind| engine.processor(heads(it.heads), settings.wire == Wire::Bf16);
         let processors: Vec<String> = join.layers.kinds().iter().map(processors).collect();
@@ -334,29 +241,6 @@ impl Session {
         let io = Some(io);
         Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, io, _once: once })
     }
-}
-
-/// Refuses heads that nothing computes.
-fn check_heads(rank: u16, layers: &Layers) -> Result<(), JoinError> {
-    for layer in 0..usize::from(layers.count()) {
-        let Heads { query, kv, dim } = layers.kind_of(layer).heads;
-        for (number, what) in [
-            (query, "the number of query heads"),
-            (kv, "the number of KV heads"),
-            (dim, "the head dim"),
-        ] {
-            if number == 0 {
-                return Err(JoinError::Nothing { rank, layer, what });
-            }
-        }
-        if !query.is_multiple_of(kv) {
-            return Err(JoinError::Uneven { rank, layer, query, kv });
-        }
-        if !cadre_kernels::is_head_dim(dim.into()) {
-            return Err(JoinError::HeadDim { rank, layer, dim });
-        }
-    }
-    Ok(())
 }
 
 /// The conductor of the job, in rank 0.

@@ -30,6 +30,7 @@
 mod call;
 mod copies;
 mod join;
+mod join_error;
 mod leave;
 mod lent;
 mod rank;
@@ -53,7 +54,8 @@ use crate::io::After;
 pub(crate) use self::call::name as phase_name;
 pub use self::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs};
 use self::join::Once;
-pub use self::join::{First, Join, JoinError};
+pub use self::join::{First, Join};
+pub use self::join_error::JoinError;
 pub use self::leave::{Outcome, Panicked};
 pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};

@@ -42,6 +42,7 @@ pub(crate) fn main(is_lent: bool) -> Result<ExitCode, Failure> {
             steps: Some(STEPS),
             seed: 0,
             engine: Choice::Cpu,
+            gpu: None,
             threads: Threads::ONE,
             memory: 1 << 28,
             exchange: ExchangeChoice::Auto,

@@ -18,6 +18,7 @@ use std::sync::Arc;
 
 use cadre_control::proto::{self, notice};
 use cadre_control::{Moment, Settings};
+use cadre_crds::Wire;
 use cadre_exchange::PeerId;
 use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::{End, Fillers, Nanos, Peer};
@@ -180,6 +181,12 @@ impl Conducting {
         if self.view.as_ref().is_some_and(|it| it.number >= view.number) {
             tracing::warn!("a view that is not newer than the last was refused");
             return;
+        }
+        if self.draft.wire == Wire::F32 {
+            // Their GPUs have no part in such rows.
+            for id in view.slots.iter_mut().filter_map(|it| it.numerics.as_mut()) {
+                *id = cadre_kernels::numerics_of_cpu(id).to_owned();
+            }
         }
         if self.draft.reproducible {
             for text in view.refuse_foreign(&self.draft.numerics) {

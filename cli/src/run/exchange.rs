@@ -1,0 +1,181 @@
+//! What the options of trainers and servers about their exchange and their GPU must have in common.
+//!
+//! In: a job, and what its trainers and servers say. Out: a refusal with field and remedy, or nothing. Only Cadre's own trainer and
+//! server are known.
+
+use cadre_crds::validate::Refusal;
+use cadre_crds::{Encryption, TrainingJob, Wire};
+use cadre_kernels::is_gpu_head_dim;
+use cadre_trainer::model::Design;
+
+use crate::arguments::{ServeOptions, TrainOptions};
+use crate::choices::{EngineChoice, ExchangeChoice};
+
+/// Name of the choice in the option `--exchange`.
+pub(crate) fn name(choice: ExchangeChoice) -> &'static str {
+    match choice {
+        ExchangeChoice::Auto => "auto",
+        ExchangeChoice::Tcp => "tcp",
+        ExchangeChoice::Shm => "shm",
+        ExchangeChoice::Ucx => "ucx",
+        ExchangeChoice::Node => "node",
+    }
+}
+
+/// Whether one job may have workers with both choices. A worker that says `auto` takes the path
+/// that the other one names.
+fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
+    use ExchangeChoice::{Auto, Shm, Tcp, Ucx};
+    one == other || matches!((one, other), (Auto, Tcp | Shm | Ucx) | (Tcp | Shm | Ucx, Auto))
+}
+
+/// Refuses an exchange that the workers, or the rows of the job, are not for.
+pub(super) fn check_exchange(
+    job: &TrainingJob,
+    trainer: Option<&TrainOptions>,
+    server: Option<&ServeOptions>,
+) -> Result<(), Refusal> {
+    let refuse = |field: &str, problem: &str, remedy: &str| {
+        Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
+    };
+    let chosen = [trainer.map(|it| it.process.exchange), server.map(|it| it.process.exchange)];
+    if chosen.contains(&Some(ExchangeChoice::Ucx))
+        && job.spec.attention.encryption == Some(Encryption::Tls)
+    {
+        let problem = "is ucx, which sends rows in the clear, and spec.attention.encryption is Tls";
+        return refuse("--exchange", problem, "say encryption: Off there, or --exchange=auto");
+    }
+    let Some(trainer) = trainer else {
+        if server.is_some_and(|it| it.process.exchange == ExchangeChoice::Node) {
+            let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
+            return refuse("--exchange", problem, "say --exchange=auto in their arguments");
+        }
+        return Ok(());
+    };
+    let of_trainers = trainer.process.exchange;
+    let of_servers = server.map(|it| it.process.exchange);
+    if let Some(of_servers) = of_servers.filter(|it| !go_together(*it, of_trainers)) {
+        let (of_trainers, of_servers) = (name(of_trainers), name(of_servers));
+        let problem = format!("is {of_trainers} for trainers, {of_servers} for servers");
+        return refuse("--exchange", &problem, "say the same in both, or to `cadre run`");
+    }
+    if of_trainers != ExchangeChoice::Node {
+        return Ok(());
+    }
+    let engines = [Some(trainer.engine), server.map(|it| it.engine)];
+    if engines.into_iter().flatten().any(|it| it != EngineChoice::Gpu) {
+        let problem =
+            "is node, which moves rows that lie on a GPU, and not all workers say --engine gpu";
+        return refuse(
+            "--exchange",
+            problem,
+            "say --engine=gpu in their arguments, or --exchange tcp",
+        );
+    }
+    if job.spec.attention.wire != Some(Wire::Bf16) {
+        let problem =
+            "is not Bf16, and --exchange node leaves rows where only GPU kernels read them";
+        return refuse("spec.attention.wire", problem, "say wire: Bf16, or --exchange tcp");
+    }
+    let of_servers = server.map(|it| it.process.gpu.unwrap_or(0));
+    let of_trainers = trainer.process.gpu.unwrap_or(0);
+    if let Some(of_servers) = of_servers.filter(|it| *it != of_trainers) {
+        let problem = format!(
+            "is {of_trainers} for trainers, {of_servers} for servers, and --exchange node needs them on one GPU"
+        );
+        return refuse("--gpu", &problem, "say the same in both, or --exchange tcp");
+    }
+    let design = Design::from(trainer.model.clone());
+    let (_, stack) = design.build().expect("its arguments were checked");
+    let core = stack.core();
+    let mut dims = (0..core.count()).map(|it| (usize::from(it), core.kind_of(it.into()).heads.dim));
+    if let Some((core, dim)) = dims.find(|it| !is_gpu_head_dim(it.1.into())) {
+        let (model, layer) = (&design.preset, stack.layer_of(core));
+        let problem = format!(
+            "is {model}, whose layer {layer} has head dim {dim}, for which there is no GPU kernel"
+        );
+        let remedy = "give all layers head dims of 64, 128 or 256 (--head-dim, --layers), or say --exchange tcp";
+        return refuse("--model", &problem, remedy);
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_crds::manifest::{Source, parse};
+
+    use super::super::merge;
+    use super::*;
+
+    /// A job whose trainers are other programs.
+    fn job() -> TrainingJob {
+        let text = "apiVersion: cadre.dev/v1alpha1\nkind: AttentionPool\nmetadata: {name: a}\nspec: {}\n---\n\
+                    apiVersion: cadre.dev/v1alpha1\nkind: TrainingJob\nmetadata: {name: a}\nspec: {attention: {poolRef: \
+                    {name: a}, wire: Bf16}, template: {spec: {containers: [{name: trainer, command: [a]}]}}}\n";
+        parse(&[Source { file: "m".into(), text: text.into() }]).unwrap().job
+    }
+
+    fn server(words: &str) -> ServeOptions {
+        merge::parse(&words.split(' ').map(str::to_owned).collect::<Vec<_>>()).unwrap()
+    }
+
+    fn trainer(words: &[&str]) -> TrainOptions {
+        let words =
+            ["--data=a", "--steps=1", "--engine=gpu", "--exchange=node"].iter().chain(words);
+        merge::parse(&words.map(|it| (*it).to_owned()).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn servers_of_another_trainer_take_no_rows_of_a_gpu_and_send_none_in_the_clear_beside_tls() {
+        let mut job = job();
+        check_exchange(&job, None, Some(&server("--exchange=node"))).unwrap_err();
+        let ucx = server("--exchange=ucx");
+        assert!(check_exchange(&job, None, Some(&ucx)).is_ok());
+        job.spec.attention.encryption = Some(Encryption::Tls);
+        assert_eq!(
+            check_exchange(&job, None, Some(&ucx)).unwrap_err().to_string(),
+            "--exchange is ucx, which sends rows in the clear, and spec.attention.encryption is Tls; say encryption: Off there, \
+             or --exchange=auto"
+        );
+    }
+
+    #[test]
+    fn rows_stay_on_a_gpu_only_where_every_layer_has_a_kernel() {
+        let check = |words: &[&str]| check_exchange(&job(), Some(&trainer(words)), None);
+        // The heads of the layers count, not those of the preset.
+        for words in [
+            &["--model=small"][..],
+            &["--model=tiny", "--layers=full dim 64,window:8 dim 128"],
+            &["--model=tiny", "--layers=none,full dim 64"],
+        ] {
+            assert!(check(words).is_ok(), "{words:?}: {:?}", check(words));
+        }
+        for (words, layer) in [
+            (&["--model=tiny"][..], "layer 0 has head dim 32"),
+            (&["--model=small", "--layers=full dim 64,full dim 80"], "layer 1 has head dim 80"),
+            (
+                &["--model=small", "--layers=none,full dim 64,full dim 80"],
+                "layer 2 has head dim 80",
+            ),
+        ] {
+            let refusal = check(words).unwrap_err().to_string();
+            assert!(refusal.starts_with("--model is ") && refusal.contains(layer), "{refusal}");
+            assert!(refusal.contains("or say --exchange tcp"), "{refusal}");
+        }
+    }
+
+    #[test]
+    fn rows_stay_on_one_gpu_alone() {
+        let served = |words| server(&format!("--engine=gpu --exchange=node{words}"));
+        let check = |words: &[&str], served: &ServeOptions| {
+            check_exchange(&job(), Some(&trainer(words)), Some(served))
+        };
+        let model = "--model=small";
+        assert!(check(&[model], &served("")).is_ok());
+        assert!(check(&[model, "--gpu=1"], &served(" --gpu=1")).is_ok());
+        let refusal = check(&[model, "--gpu=1"], &served("")).unwrap_err().to_string();
+        let told = "--gpu is 1 for trainers, 0 for servers, and --exchange node needs them on one GPU; say the same in both, \
+                    or --exchange tcp";
+        assert_eq!(refusal, told);
+    }
+}
