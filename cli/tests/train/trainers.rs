@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -287,6 +287,29 @@ fn documents_that_are_held_out_are_evaluated_alike_with_a_pool_and_without() {
     let all = place.run("calm", Job { every: "--checkpoint-every=2", ..JOB }, &["--resume"]);
     assert_eq!(all.code, Some(2), "{}", all.said);
     assert!(all.said.contains("has another corpus"), "{}", all.said);
+}
+
+#[test]
+fn a_pool_of_more_servers_than_a_rank_has_files_for_is_refused_with_the_number() {
+    let place = Place::new();
+    // Enough for both trainers and two servers; the fourth server is the fifth peer.
+    let run = |servers| {
+        let job = Job { servers, ..JOB };
+        let command = place.command(&format!("servers-{servers}"), job, &[]);
+        let limited = "ulimit -Sn 1037 && ulimit -Hn 1037 && exec \"$0\" \"$@\"";
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(limited).arg(command.get_program()).args(command.get_args());
+        let output = shell.stdin(Stdio::null()).output().expect("a shell");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    let (code, said) = run(2);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = run(4);
+    assert_eq!(code, Some(2), "{said}");
+    let number = "links with 5 peers need 1039 open files, 1037 are allowed";
+    let named = |rank| said.contains(&format!("trainer {rank}: {number}"));
+    assert!(named(0) || named(1), "{said}");
 }
 
 #[test]
