@@ -81,9 +81,9 @@ pub enum JoinError {
     /// Nothing computes here.
     #[error(transparent)]
     Engine(device::Error),
-    /// [`Join::first`] refused what the job says.
-    #[error("{0}")]
-    First(String),
+    /// [`Join::first`] of this rank refused what the job says.
+    #[error("rank {0}: {1}")]
+    First(u16, String),
     /// The headers to replay cannot be read.
     #[error(transparent)]
     Headers(#[from] cadre_step::header::Error),
@@ -160,7 +160,7 @@ impl JoinError {
         match self {
             Self::Attach(error) => error.is_bad_input(),
             Self::Engine(_)
-            | Self::First(_)
+            | Self::First(..)
             | Self::Headers(_)
             | Self::Profile(_)
             | Self::Nothing { .. }
@@ -262,7 +262,8 @@ impl Session {
         let Joined { greeter, sender, receiver, settings, tracer, conductor } = attached;
         let rank = contract.me.index;
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
-        let first = first(&settings, &engine).map_err(JoinError::First)?;
+        let first = first(&settings, &engine);
+        let first = first.map_err(|why| JoinError::First(contract.me.index, why))?;
         let numerics = engine.numerics_id();
         let promised = settings.reproducible.then(|| numerics.clone());
         let processors = |it: &Kind| engine.processor(heads(it.heads), settings.wire == Wire::Bf16);
