@@ -290,6 +290,31 @@ fn documents_that_are_held_out_are_evaluated_alike_with_a_pool_and_without() {
 }
 
 #[test]
+fn a_rank_that_cannot_write_its_checkpoint_ends_the_job_and_the_others_write_theirs() {
+    let place = Place::new();
+    let mut command = place.command("full", JOB, &[]);
+    let run = command.spawn().expect("the binary starts");
+    let out = place.path("full");
+    let folder = out.join("checkpoints");
+    until("the folder of checkpoints", || folder.is_dir());
+    // Where trainer 0 writes its draft, and it alone, there is something else.
+    fs::write(folder.join(".step-2-0"), "full").expect("a small file");
+    let output = run.wait_with_output().expect("a child can be waited for");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("trainer 0: cannot write checkpoint"), "{said}");
+    assert_eq!(said.matches("cannot write checkpoint").count(), 1, "{said}");
+    let done = rows_so_far(&out.join("steps.jsonl")).len();
+    assert!(done >= 2 && checkpoints(&out).contains(&done), "{done} steps: {said}");
+    // Every rank ends for that reason, and as one whose user has to act.
+    for rank in [0, 1] {
+        let log = fs::read_to_string(out.join(format!("logs/trainer-{rank}-0.log")));
+        let log = log.expect("a log");
+        assert!(log.contains("error: ") && log.contains("cannot write checkpoint"), "{log}");
+    }
+}
+
+#[test]
 fn a_pool_of_more_servers_than_a_rank_has_files_for_is_refused_with_the_number() {
     let place = Place::new();
     // Enough for both trainers and two servers; the fourth server is the fifth peer.

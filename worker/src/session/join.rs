@@ -21,6 +21,7 @@ use cadre_step::conduct::{Draft, Standby};
 use cadre_step::header::{KvHeads, Placement};
 use cadre_step::layers::{Kind, Layers};
 
+use super::leave::BusyTold;
 use super::{Model, Rank, Session};
 use crate::attach::{
     self, Attached, Contract, Joined, Joining, attach, control, protocol_settings,
@@ -331,9 +332,8 @@ impl Session {
         let model = Model { layers: join.layers, seed: join.seed };
         let begins = (model, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
-        let pod = contract.is_pod();
-        let io = Some(io);
-        Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, io, _once: once })
+        let (pod, io, busy) = (contract.is_pod(), Some(io), BusyTold::default());
+        Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, busy, io, _once: once })
     }
 }
 

@@ -54,6 +54,7 @@ pub(crate) use self::call::name as phase_name;
 pub use self::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs};
 use self::join::Once;
 pub use self::join::{First, Join, JoinError};
+use self::leave::BusyTold;
 pub use self::leave::{Outcome, Panicked};
 pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
@@ -115,6 +116,7 @@ pub struct Session {
     interrupt: Waker,
     settings: Settings,
     control: client::Sender,
+    busy: BusyTold,
     /// Until it has left.
     io: Option<JoinHandle<After>>,
     _once: Once,
