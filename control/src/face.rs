@@ -24,7 +24,7 @@ macro_rules! envelope {
 envelope!(
     WorkerMessage, worker_message:
     Hello, ServerReport, Progress, PhaseReached, Notice, Drained, Finished, Bye, Listening,
-    Leaving, Probed, Saved,
+    Leaving, Probed, Saved, Busy,
 );
 envelope!(
     ControllerMessage, controller_message:

@@ -96,6 +96,8 @@ pub(crate) struct Worker {
     pub(crate) account: Option<Finished>,
     /// Until when it has to be gone after that.
     pub(crate) leaves_by: Option<Duration>,
+    /// Until when it may be at work on its checkpoint, as it said when it was to end.
+    pub(crate) busy_until: Option<Duration>,
     /// A server that was asked to end, and goes when its work is done: its end is no crash.
     pub(crate) leaves: bool,
     /// What a fault of the user did to it: its end is no crash of its own.

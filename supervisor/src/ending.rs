@@ -10,8 +10,8 @@
 //!  └───────────► Interrupted ──────► Killing(Done(Interrupted)) ► Done
 //! ```
 //!
-//! Every state but Running has an end in time: at its deadline everything that lives is killed. A job
-//! is done once all its trainers have said that they are: what their processes do then changes nothing.
+//! Every state but Running has an end in time: at its deadline everything that lives is killed, but for trainers that say that they
+//! are at work on their checkpoint, and have not been silent about it for as long as an interrupt waits. A job is done once all its trainers have said that they are: what their processes do then changes nothing.
 
 use std::fmt;
 use std::time::Duration;
@@ -42,12 +42,13 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// When everything that still lives is killed.
-    pub(crate) fn until(&self) -> Option<Duration> {
+    /// When a worker that still lives is killed: later, if it is writing its checkpoint.
+    pub(crate) fn until_of(&self, worker: &Worker) -> Option<Duration> {
         match *self {
-            Self::Survivors { until } | Self::Interrupted { until } | Self::Farewell { until } => {
-                Some(until)
+            Self::Survivors { until } | Self::Interrupted { until } => {
+                Some(worker.busy_until.map_or(until, |it| it.max(until)))
             }
+            Self::Farewell { until } => Some(until),
             Self::Running | Self::Killing(_) => None,
         }
     }
@@ -126,7 +127,13 @@ impl State {
         }
         if exit.code == Some(BAD_INPUT) && !matches!(self.mode, Mode::Killing(_)) {
             let message = exit.last_words(name, worker.account.as_ref());
-            self.kill_all_then(Err(RunError::BadInput { message }), out);
+            // The others may have steps to write down; of those that end by a user's interrupt trainer 0 alone.
+            if self.reported.is_none() || matches!(self.mode, Mode::Interrupted { .. }) {
+                self.kill_all_then(Err(RunError::BadInput { message }), out);
+                return;
+            }
+            self.refused.get_or_insert(message);
+            self.survive(now, name, &exit, out);
             return;
         }
         if worker.killed && worker.overdue.is_none() {
@@ -140,16 +147,40 @@ impl State {
             exit.last_words(name, worker.account.as_ref())
         };
         let dead = exit.code.is_none();
+        self.survive(now, name, &exit, out);
         // A trainer that was killed is the cause. One that exited may have failed only because of
         // its peer.
         if self.cause.as_ref().is_none_or(|it| dead && it.exit.code.is_some()) {
             self.cause = Some(Cause { worker: name, exit, words });
         }
+    }
+
+    /// The first trainer has failed: the others write their checkpoint.
+    fn survive(&mut self, now: Duration, name: WorkerName, exit: &Exit, out: &mut Vec<Action>) {
         if let Mode::Running = self.mode {
             self.mode = Mode::Survivors { until: now + self.config.limits.survivors };
-            let cause = self.cause.as_ref().map_or(String::new(), |it| it.exit.to_string());
-            self.notice(Level::Error, format!("{name}: {cause}; the other trainers stop"), out);
+            self.notice(Level::Error, format!("{name}: {exit}; the other trainers stop"), out);
         }
+    }
+
+    /// A trainer is at work, and says so: it may be so as long as after an interrupt.
+    pub(crate) fn busy(&mut self, now: Duration, name: WorkerName) {
+        if let Mode::Survivors { .. } | Mode::Interrupted { .. } = self.mode {
+            let until = now + self.config.limits.interrupt.saturating_add(self.steps_out());
+            if let Some(worker) = self.workers.get_mut(&name) {
+                worker.busy_until = Some(until);
+            }
+        }
+    }
+
+    /// Whether the job trains, and nothing ends it.
+    pub(crate) fn trains(&self) -> bool {
+        matches!(self.mode, Mode::Running)
+    }
+
+    /// How long the steps that may be out take.
+    fn steps_out(&self) -> Duration {
+        self.step_took.saturating_mul(STEPS_OUT)
     }
 
     /// After an end: is it time for the next thing?
@@ -209,6 +240,9 @@ impl State {
 
     /// All trainers of a failed attempt are gone: again, or the end?
     fn judge(&mut self, out: &mut Vec<Action>) {
+        if let Some(message) = self.refused.take() {
+            return self.kill_all_then(Err(RunError::BadInput { message }), out);
+        }
         let cause = self.cause.take().expect("an attempt only fails with a cause");
         let policy = &self.config.job.spec.failure_policy;
         let code = cause.exit.code.and_then(|code| u32::try_from(code).ok());
@@ -276,8 +310,7 @@ impl State {
             (Mode::Running, Some(link)) => {
                 out.push(Action::Send { link, message: Stop { checkpoint: true }.into() });
                 // A stop counts after the last step that is out.
-                let steps = self.step_took.saturating_mul(STEPS_OUT);
-                let until = now + self.config.limits.interrupt.saturating_add(steps);
+                let until = now + self.config.limits.interrupt.saturating_add(self.steps_out());
                 self.mode = Mode::Interrupted { until };
                 let text = "interrupted: waiting for a checkpoint; once more ends it at once";
                 self.notice(Level::Warning, text.to_owned(), out);

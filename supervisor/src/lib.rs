@@ -13,6 +13,7 @@ mod ending;
 pub mod event;
 pub mod fault;
 pub mod launcher;
+mod outgoing;
 mod registration;
 mod room;
 mod run;

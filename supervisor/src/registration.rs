@@ -266,6 +266,7 @@ impl State {
             Message::Saved(saved) if name.role == Role::Trainer => {
                 self.saved = self.saved.max(saved.steps);
             }
+            Message::Busy(_) if name.role == Role::Trainer => self.busy(now, name),
             Message::Leaving(_) if name.role == Role::Server => self.leaves(now, name, out),
             // Who has drained or said goodbye ends by itself; its exit is what counts.
             Message::Saved(_)
@@ -273,6 +274,7 @@ impl State {
             | Message::Bye(_)
             | Message::Hello(_)
             | Message::Leaving(_)
+            | Message::Busy(_)
             | Message::Probed(_) => {}
         }
     }

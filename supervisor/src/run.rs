@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{RecvTimeoutError, Sender, SyncSender, sync_channel};
+use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -20,6 +20,7 @@ use rustix::process::Signal;
 use super::action::{Action, Input};
 use super::config::RunConfig;
 use super::event::{Attempt, Outcome, ProcessRecord, RunError, RunEvent, WorkerName};
+use super::outgoing::{Gate, Outgoing};
 use super::room::Room;
 use super::spawn::Processes;
 use super::state::State;
@@ -28,8 +29,11 @@ use super::state::State;
 const QUEUE: usize = 4096;
 /// Longest sleep when nothing is due.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
+/// How often it is tried again while nobody takes events.
+const HELD_UP: Duration = Duration::from_millis(50);
 
-/// Runs a job to its end. Blocks; when it returns nothing that it started is left running.
+/// Runs a job to its end. Blocks; when it returns nothing that it started is left running, and all events are in the queue. While
+/// that is full, load reports are dropped, and workers are not heard; the job trains on, and an interrupt ends it.
 ///
 /// # Errors
 ///
@@ -37,7 +41,7 @@ const LONGEST_WAIT: Duration = Duration::from_hours(1);
 /// [`RunError::Interrupted`] when the user ended it.
 pub fn run(
     config: RunConfig,
-    events: Sender<RunEvent>,
+    events: SyncSender<RunEvent>,
     interrupt: &Interrupt,
 ) -> Result<Outcome, RunError> {
     let checkpoints = config.out.join("checkpoints");
@@ -58,11 +62,13 @@ pub fn run(
     let (control_events, mut from_control) = tokio::sync::mpsc::channel(QUEUE);
     let control = server::spawn(listener, DATA_VERSION, control_events)
         .map_err(|error| bad_input(error.to_string()))?;
-    let forward = wake.clone();
+    let (forward, gate) = (wake.clone(), Gate::default());
+    let passed = gate.clone();
     std::thread::Builder::new()
         .name("control-events".into())
         .spawn(move || {
             while let Some(event) = from_control.blocking_recv() {
+                passed.pass();
                 if forward.send(Wake::Control(Box::new(event))).is_err() {
                     return;
                 }
@@ -78,13 +84,15 @@ pub fn run(
         settings: settings(&config, checkpoints),
         state: State::new(config),
         started: Instant::now(),
+        stood: Duration::ZERO,
         processes,
         records: BTreeMap::new(),
         links: BTreeMap::new(),
-        events,
+        events: Outgoing::new(events, gate),
         wake,
     };
     let result = shell.run(&queue);
+    shell.events.finish();
     // The order matters: links first, so that the service has no peers left; then the service, then
     // the room.
     drop(shell);
@@ -139,30 +147,46 @@ struct Shell {
     settings: Settings,
     secret: Vec<u8>,
     started: Instant,
+    /// Time in which workers were not heard: they may not have been silent.
+    stood: Duration,
     processes: Processes,
     records: BTreeMap<WorkerName, ProcessRecord>,
     links: BTreeMap<LinkId, Link>,
-    events: Sender<RunEvent>,
+    events: Outgoing,
     wake: SyncSender<Wake>,
 }
 
 impl Shell {
     fn run(&mut self, queue: &std::sync::mpsc::Receiver<Wake>) -> Result<Outcome, RunError> {
         let mut actions = Vec::new();
-        self.state.begin(self.started.elapsed(), &mut actions);
+        self.state.begin(self.now(), &mut actions);
         loop {
             if let Some(result) = self.act_all(actions) {
                 return result;
             }
+            self.events.go_on();
+            let held_up = self.events.is_held_up();
             let due = self.state.next_deadline().unwrap_or(Duration::MAX);
-            let patience = due.saturating_sub(self.started.elapsed());
-            let input = match queue.recv_timeout(patience.min(LONGEST_WAIT)) {
+            let patience = due.saturating_sub(self.now());
+            let longest = if held_up { HELD_UP } else { LONGEST_WAIT };
+            let since = Instant::now();
+            let woken = queue.recv_timeout(patience.min(longest));
+            // The deadlines of a job that is to end hold all the same.
+            if held_up && self.state.trains() {
+                self.stood += since.elapsed();
+            }
+            let input = match woken {
                 Ok(wake) => self.input(wake),
                 Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Input::Tick,
             };
             actions = Vec::new();
-            self.state.handle(self.started.elapsed(), input, &mut actions);
+            self.state.handle(self.now(), input, &mut actions);
         }
+    }
+
+    /// Time since the run began, without that in which workers were not heard.
+    fn now(&self) -> Duration {
+        self.started.elapsed().saturating_sub(self.stood)
     }
 
     fn input(&mut self, wake: Wake) -> Input {
@@ -202,7 +226,7 @@ impl Shell {
                     if let Err(message) = self.spawn(worker) {
                         let mut more = Vec::new();
                         let failed = Input::SpawnFailed { worker, message };
-                        self.state.handle(self.started.elapsed(), failed, &mut more);
+                        self.state.handle(self.now(), failed, &mut more);
                         actions.extend(more);
                     }
                 }
@@ -252,9 +276,9 @@ impl Shell {
         }
     }
 
-    fn emit(&self, event: RunEvent) {
+    fn emit(&mut self, event: RunEvent) {
         // If the receiver is gone, the run goes on and its result is still returned.
-        let _ = self.events.send(event);
+        self.events.put(event);
     }
 
     fn send(&mut self, link: LinkId, message: impl Into<cadre_control::proto::ControllerMessage>) {

@@ -41,6 +41,8 @@ pub(crate) struct State {
     pub(crate) workers: BTreeMap<WorkerName, Worker>,
     pub(crate) completed: u16,
     pub(crate) cause: Option<Cause>,
+    /// What a trainer refused after steps were done, while the others write them down.
+    pub(crate) refused: Option<String>,
     pub(crate) sample: Option<String>,
     /// The last step of this attempt that was reported.
     pub(crate) reported: Option<u64>,
@@ -68,6 +70,7 @@ impl State {
             workers: BTreeMap::new(),
             completed: 0,
             cause: None,
+            refused: None,
             sample: None,
             reported: None,
             step_took: Duration::ZERO,
@@ -88,6 +91,7 @@ impl State {
         self.mode = Mode::Running;
         self.completed = 0;
         self.cause = None;
+        self.refused = None;
         self.view = None;
         self.view_counter = 0;
         self.reported = None;
@@ -153,8 +157,8 @@ impl State {
             (Mode::Running, Some(_)) => self.slots.next_reshape(self.reshape_after()),
             _ => None,
         };
-        let alive = self.workers.values().any(|it| !it.killed);
-        let until = self.mode.until().filter(|_| alive);
+        let alive = self.workers.values().filter(|it| !it.killed);
+        let until = alive.filter_map(|it| self.mode.until_of(it)).min();
         let gone = self.workers.values().filter_map(|it| it.gone.as_ref().map(|it| it.1)).min();
         [silent, leaving, reshape, until, gone].into_iter().flatten().min()
     }
@@ -205,8 +209,11 @@ impl State {
         for name in gone.collect::<Vec<_>>() {
             self.ended(now, name, out);
         }
-        if self.mode.until().is_some_and(|until| until <= now) {
-            self.kill_all(out);
+        for (name, worker) in self.workers.iter_mut().filter(|(_, it)| !it.killed) {
+            if self.mode.until_of(worker).is_some_and(|until| until <= now) {
+                worker.killed = true;
+                out.push(Action::Kill(*name));
+            }
         }
         let Limits { register, .. } = self.config.limits;
         let overdue = |it: &Worker| {

@@ -184,9 +184,8 @@ pub fn attach<O: Open>(
     let client::Attachment { welcome, sender, receiver } = attached;
     let bytes = welcome.job_secret.len();
     let mut settings = Settings::parse(&welcome.settings, welcome.control_version)?;
-    // Assumes at most as many servers as trainers; more can connect while the process has
-    // descriptors.
-    cadre_exchange::allow_links(2 * u64::from(settings.trainers))?;
+    // Servers are counted when their addresses are known.
+    cadre_exchange::allow_links(settings.trainers.into())?;
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
     let encryption = match settings.encryption {
         cadre_crds::Encryption::Tls => {

@@ -1,7 +1,7 @@
 //! What a worker process does about its parent, and its last words.
 //!
 //! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
-//! for processes that no supervisor started. And in a pod what a SIGTERM means.
+//! for processes that no supervisor started. And what a SIGTERM means.
 
 use std::io::Write as _;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -30,7 +30,7 @@ pub fn arm_parent_death() -> Result<(), Error> {
     if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
 }
 
-/// Handler of SIGTERM. Only used in pods: `cadre run` ends its workers in another way.
+/// Handler of SIGTERM, in servers and in the trainers of pods: `cadre run` ends its workers in another way.
 #[derive(Clone, Default)]
 pub struct Termination(Arc<Mutex<Option<Hearer>>>);
 

@@ -15,7 +15,7 @@ pub(crate) mod merge;
 mod signals;
 
 use std::path::Path;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 use std::time::Duration;
 
 use cadre_crds::manifest::{self, Manifests};
@@ -32,6 +32,9 @@ use crate::face::Face;
 use crate::out::directory::Directory;
 use crate::out::summary::{End, Ending, Summary};
 use crate::out::{self, Output, trace};
+
+/// Events that may wait for the display and the files.
+const EVENTS: usize = 4096;
 
 /// What a program of the user's has until it joins, and after its last step until it ends: it may load a framework, a model and a
 /// checkpoint first, and save and evaluate a model last.
@@ -200,7 +203,7 @@ fn supervise(
     output: &mut Output,
     face: &mut Face,
 ) -> Supervised {
-    let (sender, events) = channel();
+    let (sender, events) = sync_channel(EVENTS);
     let interrupt = Interrupt::default();
     let failed = |message: String| Err(RunError::JobFailed { message, log: Vec::new() });
     let stillborn =

@@ -205,6 +205,7 @@ fn a_replay_or_a_resume_with_other_layers_is_refused_by_name() {
         let run = place.run(name, job, args);
         assert_eq!(run.code, Some(2), "{name}: {}\n{}", run.said, run.logs());
         assert!(run.said.contains(expected), "{name}: {}", run.said);
+        run.said
     };
     refused("other", JOB, &replay, "layers of step 0 differs from this run's");
     // A log of the version in which all layers had the same heads.
@@ -223,7 +224,8 @@ fn a_replay_or_a_resume_with_other_layers_is_refused_by_name() {
     refused("older", MIXED, &older, "was written before each kind of layers had its heads");
     let expected = "another list of layers: 1 × window:40 heads 2/1 dim 32, 1 × causal heads 2/1 dim 32, the job has \
                     2 × causal heads 2/1 dim 32";
-    refused("calm", JOB, &["--resume"], expected);
+    let said = refused("calm", JOB, &["--resume"], expected);
+    assert!([0, 1].iter().any(|it| said.contains(&format!("rank {it}: checkpoint"))), "{said}");
     for (pattern, expected) in [
         ("--layers=window:0", "\"window:0\" is no kind of layers"),
         ("'--layers=full,full,window:40'", "more than the 2 of the model"),

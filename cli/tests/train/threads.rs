@@ -11,7 +11,7 @@ use serde_json::Value;
 /// Threads that are there whenever a process of this kind is in its job, by the row of the page.
 const ALWAYS: [(&str, &[&str]); 3] = [
     ("trainer", &["io", "plan", "rescue", "control"]),
-    ("server", &["io", "plan", "control"]),
+    ("server", &["io", "plan", "control", "signals"]),
     ("`cadre run`", &["supervisor", "control-server", "control-events", "signals", "wait-"]),
 ];
 

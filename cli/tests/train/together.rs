@@ -1,4 +1,5 @@
-//! Servers that are lost together: two or three of five, killed or stopped in one moment, alone or with trainer 0.
+//! Servers that are lost together: two or three of five, killed or stopped in one moment, alone or with trainer 0; and servers that are
+//! asked to end.
 //!
 //! Every case of them is in the soak (`make soak PARTS=together`); a test run takes one that the commit's tree draws.
 
@@ -13,8 +14,6 @@ use crate::fs;
 #[path = "../../../testing/seeds.rs"]
 mod seeds;
 
-/// Steps of a run, long enough for a signal to come in the middle.
-const STEPS: usize = 12;
 const SERVERS: u16 = 5;
 /// For so long trainer 0 stands still, less than a suspicion.
 const PAUSE: Duration = Duration::from_millis(600);
@@ -31,6 +30,23 @@ enum How {
     Stopped,
     /// By SIGSTOP, and trainer 0 stands still with them for [`PAUSE`].
     StoppedWithTrainer0,
+    /// By SIGTERM: they leave.
+    AskedToEnd,
+}
+
+impl How {
+    /// Steps of a run, long enough for a signal to come in the middle, and for replacements of those that leave.
+    fn steps(self) -> usize {
+        if self == Self::AskedToEnd { 60 } else { 12 }
+    }
+
+    fn signal(self) -> Signal {
+        match self {
+            Self::Killed => Signal::KILL,
+            Self::Stopped | Self::StoppedWithTrainer0 => Signal::STOP,
+            Self::AskedToEnd => Signal::TERM,
+        }
+    }
 }
 
 /// Every pair and triple of the servers, in every way.
@@ -70,12 +86,12 @@ fn job() -> Job {
     Job { servers: SERVERS, every: "--checkpoint-every=0", ..JOB }
 }
 
-fn bits(run: &Run) -> Bits {
+fn bits(run: &Run, how: How) -> Bits {
     let bits = |row: serde_json::Value| {
         let text = row["loss_bits"].as_str().expect("a step has its bits").to_owned();
         u32::from_str_radix(&text, 16).expect("8 hex digits")
     };
-    let checkpoint = run.out.join(format!("checkpoints/step-{STEPS}"));
+    let checkpoint = run.out.join(format!("checkpoints/step-{}", how.steps()));
     let file = |name: &str| fs::read(checkpoint.join(name)).expect("the last checkpoint");
     Bits {
         losses: super::rows(&run.out.join("steps.jsonl")).into_iter().map(bits).collect(),
@@ -85,7 +101,7 @@ fn bits(run: &Run) -> Bits {
 
 /// Signals the servers once two steps are done; `None` if the run was over before.
 fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
-    let steps = format!("--steps={STEPS}");
+    let steps = format!("--steps={}", how.steps());
     let mut command = place.command(name, job(), &[&steps]);
     let mut run = Running(command.spawn().expect("the binary starts"));
     let out = place.path(name);
@@ -99,7 +115,6 @@ fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
     }
     let all = pids(&out, "server", SERVERS).expect("servers have worked");
     let trainer = pids(&out, "trainer", 1).expect("trainers have worked")[0];
-    let signal = if how == How::Killed { Signal::KILL } else { Signal::STOP };
     let with_trainer = how == How::StoppedWithTrainer0;
     // The end of the run may come first.
     let mut hit = true;
@@ -107,7 +122,7 @@ fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
         hit &= kill_process(trainer, Signal::STOP).is_ok();
     }
     for index in servers {
-        hit &= kill_process(all[usize::from(*index)], signal).is_ok();
+        hit &= kill_process(all[usize::from(*index)], how.signal()).is_ok();
     }
     if with_trainer {
         std::thread::park_timeout(PAUSE);
@@ -125,40 +140,56 @@ fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
     hit.then_some(Run { code: code.and_then(|it| it.code()), out, said })
 }
 
-fn check(place: &Place, calm: &Bits, how: How, servers: &[u16]) {
+fn check(place: &Place, calm: &Bits, how: How, servers: &[u16]) -> Run {
     let name = |number| format!("{how:?}-{servers:?}-{number}").replace(['[', ']', ',', ' '], "");
     let run = (0..5).find_map(|number| lose(place, &name(number), how, servers));
     let run = run.expect("signals come in the middle of one of five runs");
     let case = format!("servers {servers:?}, {how:?}");
     assert_eq!(run.code, Some(0), "{case}: {}\n{}", run.said, run.logs());
-    assert_eq!(bits(&run), *calm, "{case}: {}", run.logs());
+    assert_eq!(bits(&run, how), *calm, "{case}: {}", run.logs());
     println!("{case}: {} of failover, {}", run.failovers(), run.said);
-    let _ = fs::remove_dir_all(&run.out);
+    run
 }
 
-fn calm(place: &Place) -> Bits {
-    let run = place.run("calm", job(), &[&format!("--steps={STEPS}")]);
+fn calm(place: &Place, how: How) -> Bits {
+    let run = place.run("calm", job(), &[&format!("--steps={}", how.steps())]);
     assert_eq!(run.code, Some(0), "{}\n{}", run.said, run.logs());
-    bits(&run)
+    bits(&run, how)
 }
 
 #[test]
 fn two_or_three_of_five_servers_lost_at_once_change_no_bit() {
     let place = Place::new();
-    let (calm, cases) = (calm(&place), cases());
+    let cases = cases();
     let seeds = seeds::first_seeds("servers lost together", 0, 2);
     let drawn = seeds.last().expect("there are seeds").0 as usize % cases.len();
     let (how, servers) = &cases[drawn];
+    let calm = calm(&place, *how);
     check(&place, &calm, *how, servers);
+}
+
+#[test]
+fn servers_that_get_sigterm_leave_without_a_failover_and_are_replaced() {
+    let place = Place::new();
+    let how = How::AskedToEnd;
+    let calm = calm(&place, how);
+    let run = check(&place, &calm, how, &[0, 3]);
+    assert_eq!(run.failovers(), 0, "{}", run.logs());
+    let used = super::rows(&run.out.join("servers.jsonl"));
+    for name in ["server-0", "server-3"] {
+        let next = |it: &serde_json::Value| it["server"] == name && it["incarnation"] == 1;
+        assert!(used.iter().any(next), "{name} was not replaced: {}", run.logs());
+    }
 }
 
 #[test]
 #[ignore = "takes minutes: make soak PARTS=together"]
 fn every_pair_and_triple_of_five_servers_lost_at_once_changes_no_bit() {
     let place = Place::new();
-    let calm = calm(&place);
+    let calm = calm(&place, How::Killed);
     for (how, servers) in cases() {
-        check(&place, &calm, how, &servers);
+        let run = check(&place, &calm, how, &servers);
+        let _ = fs::remove_dir_all(&run.out);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::io::Write as _;
 use std::net::TcpStream;
-use std::process::Child;
+use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -287,6 +287,54 @@ fn documents_that_are_held_out_are_evaluated_alike_with_a_pool_and_without() {
     let all = place.run("calm", Job { every: "--checkpoint-every=2", ..JOB }, &["--resume"]);
     assert_eq!(all.code, Some(2), "{}", all.said);
     assert!(all.said.contains("has another corpus"), "{}", all.said);
+}
+
+#[test]
+fn a_rank_that_cannot_write_its_checkpoint_ends_the_job_and_the_others_write_theirs() {
+    let place = Place::new();
+    let mut command = place.command("full", JOB, &[]);
+    let run = command.spawn().expect("the binary starts");
+    let out = place.path("full");
+    let folder = out.join("checkpoints");
+    until("the folder of checkpoints", || folder.is_dir());
+    // Where trainer 0 writes its draft, and it alone, there is something else.
+    fs::write(folder.join(".step-2-0"), "full").expect("a small file");
+    let output = run.wait_with_output().expect("a child can be waited for");
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("trainer 0: cannot write checkpoint"), "{said}");
+    assert_eq!(said.matches("cannot write checkpoint").count(), 1, "{said}");
+    let done = rows_so_far(&out.join("steps.jsonl")).len();
+    assert!(done >= 2 && checkpoints(&out).contains(&done), "{done} steps: {said}");
+    // Every rank ends for that reason, and as one whose user has to act.
+    for rank in [0, 1] {
+        let log = fs::read_to_string(out.join(format!("logs/trainer-{rank}-0.log")));
+        let log = log.expect("a log");
+        assert!(log.contains("error: ") && log.contains("cannot write checkpoint"), "{log}");
+    }
+}
+
+#[test]
+fn a_pool_of_more_servers_than_a_rank_has_files_for_is_refused_with_the_number() {
+    let place = Place::new();
+    // Enough for both trainers and two servers; the fourth server is the fifth peer.
+    let run = |servers| {
+        let job = Job { servers, ..JOB };
+        let command = place.command(&format!("servers-{servers}"), job, &[]);
+        let limited = "ulimit -Sn 1037 && ulimit -Hn 1037 && exec \"$0\" \"$@\"";
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(limited).arg(command.get_program()).args(command.get_args());
+        let output = shell.stdin(Stdio::null()).output().expect("a shell");
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    let (code, said) = run(2);
+    assert_eq!(code, Some(0), "{said}");
+    let (code, said) = run(4);
+    assert_eq!(code, Some(2), "{said}");
+    let number = "links with 5 peers need 1039 open files, 1037 are allowed";
+    let named = |rank| said.contains(&format!("trainer {rank}: {number}"));
+    assert!(named(0) || named(1), "{said}");
 }
 
 #[test]

@@ -52,7 +52,8 @@ pub(super) fn lasts(message: &WorkerMessage) -> bool {
             | Message::Listening(_)
             | Message::ServerReport(_)
             | Message::PhaseReached(_)
-            | Message::Notice(_),
+            | Message::Notice(_)
+            | Message::Busy(_),
         )
         | None => false,
     }

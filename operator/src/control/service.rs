@@ -253,7 +253,8 @@ impl Service {
                 | Message::Finished(_)
                 | Message::Bye(_)
                 | Message::Probed(_)
-                | Message::Saved(_),
+                | Message::Saved(_)
+                | Message::Busy(_),
                 _,
             ) => {}
         }

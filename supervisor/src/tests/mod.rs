@@ -5,6 +5,7 @@
 
 mod members;
 mod script;
+mod survivors;
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ mod threads;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::process::ExitCode;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::sync_channel;
 use std::thread;
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ fn ended(
     mistake: Option<&str>,
 ) -> (Result<(), RunError>, BTreeSet<String>) {
     let out = tempfile::tempdir().expect("a folder of this test");
-    let (events, received) = channel();
+    let (events, received) = sync_channel(1 << 16);
     let config = config(out.path(), attention, faults, mistake);
     let result = run(config, events, &Interrupt::default());
     drop(received);

@@ -9,7 +9,7 @@ mod worker;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::{Receiver, channel};
+use std::sync::mpsc::{Receiver, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -84,7 +84,15 @@ fn config(out: &Path, at_step_3: &str, faults: &[&str], max_restarts: u32) -> Ru
 type Ended = Result<Outcome, RunError>;
 
 fn start(config: RunConfig) -> (JoinHandle<Ended>, Receiver<RunEvent>, Interrupt) {
-    let (events, received) = channel();
+    start_with(config, 1 << 16)
+}
+
+/// With room for so many events.
+fn start_with(
+    config: RunConfig,
+    room: usize,
+) -> (JoinHandle<Ended>, Receiver<RunEvent>, Interrupt) {
+    let (events, received) = sync_channel(room);
     let interrupt = Interrupt::default();
     let handle = interrupt.clone();
     (std::thread::spawn(move || run(config, events, &handle)), received, interrupt)
@@ -214,6 +222,36 @@ fn an_interrupt_ends_the_run_through_the_conductor() {
     interrupt.raise();
     assert_eq!(running.join().expect("no panic"), Err(RunError::Interrupted));
     assert!(folder.0.join("done-1").exists(), "the conductor was asked");
+}
+
+/// Room for the start of a run, and not for its steps.
+const LITTLE: usize = 10;
+
+#[test]
+fn a_run_whose_events_nobody_takes_trains_on_and_tells_all_of_them_later() {
+    let folder = Folder::new();
+    let (running, events, _) = start_with(config(&folder.0, "", &[], 0), LITTLE);
+    let done = folder.0.join("done-1");
+    until(|| done.exists());
+    let events: Vec<RunEvent> = events.iter().collect();
+    running.join().expect("no panic").expect("completed");
+    assert_eq!(steps(&events), [0, 1, 2, 3, 4, 5]);
+    let headers = events.iter().filter(|it| matches!(it, RunEvent::Header { .. })).count();
+    assert_eq!(headers, 6);
+    assert!(matches!(events.last(), Some(RunEvent::Finished(_))));
+}
+
+#[test]
+fn a_run_whose_events_nobody_takes_hears_an_interrupt() {
+    let folder = Folder::new();
+    let (running, events, interrupt) = start_with(config(&folder.0, "wait", &[], 0), LITTLE);
+    let (waits, asked) = (folder.0.join("waits"), folder.0.join("done-1"));
+    until(|| waits.exists());
+    interrupt.raise();
+    until(|| asked.exists());
+    let events: Vec<RunEvent> = events.iter().collect();
+    assert_eq!(running.join().expect("no panic"), Err(RunError::Interrupted));
+    assert_eq!(steps(&events), [0, 1, 2]);
 }
 
 // ---- the supervisor dies ----

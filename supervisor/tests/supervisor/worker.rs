@@ -59,6 +59,7 @@ pub(crate) fn trainer() -> i32 {
                     return 2;
                 }
                 Ok("wait") => {
+                    std::fs::write(out.join("waits"), "").expect("room on the disk");
                     wait(&receiver, |message| match message {
                         Message::Stop(stop) => Some(stop),
                         _ => None,

@@ -2,8 +2,9 @@
 //!
 //! In: the ending. Out: an [`Outcome`] with the exit code, for the session to say.
 //!
-//! Invariant: once a step is done, trainer 0 alone writes at a good ending, and every survivor at a failure
-//! that is not bad input. A checkpoint that cannot be written makes any ending a failure.
+//! Invariant: once a step is done, trainer 0 alone writes at a good ending, and every survivor at a failure; at bad input only those
+//! that have done a step themselves, so that a run that is refused changes nothing. A checkpoint that cannot be written makes any
+//! ending a failure.
 
 use cadre_worker::session::{Ending, Outcome, finished};
 
@@ -31,7 +32,7 @@ impl Process {
         // Trainer 0 writes; of a failed job every survivor, since trainer 0 may be the dead one.
         let writes = match ending_kind(told) {
             Kind::Good => self.session.rank() == 0 && self.state.step > 0,
-            Kind::Failed => code == 3 && self.state.step > 0,
+            Kind::Failed => self.state.step > 0 && (code == 3 || self.last.is_some()),
         };
         let message = reason.unwrap_or_default();
         let mut outcome = Outcome { kind: told, message, exit_code: code, sample: String::new() };
@@ -42,6 +43,7 @@ impl Process {
             outcome.exit_code = outcome.exit_code.max(2);
             outcome.message = match outcome.message.as_str() {
                 "" => error,
+                reason if reason.contains(&error) => reason.to_owned(),
                 reason => format!("{reason}; and {error}"),
             };
             outcome.kind = Told::Failed;

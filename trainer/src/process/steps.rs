@@ -208,11 +208,11 @@ impl Process {
         Ok(Some(loss))
     }
 
-    /// A file cannot be written: the job ends, for a user to make room.
+    /// A file cannot be written: the job ends everywhere, for a user to make room.
     fn cannot_write(&self, error: &dyn std::error::Error) -> Ending {
-        let reason = error.to_string();
-        self.session.fail(reason.clone());
-        Ending::Failed { reason, bad_input: true }
+        self.session.correct(error.to_string());
+        let own = || Ending::Failed { reason: error.to_string(), bad_input: true };
+        self.session.ending(REASON).unwrap_or_else(own)
     }
 
     /// Ends the job after a step that failed here. The reason is the job's if it has one already;

@@ -39,6 +39,15 @@ pub trait Exchange {
     /// What peers pass to [`Self::connect`].
     fn address(&self) -> String;
 
+    /// Asks the machine for what links with so many peers need.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Files`]: it does not give as much.
+    fn allow(&self, _peers: u64) -> Result<(), Error> {
+        Ok(())
+    }
+
     /// Opens the link to a peer, unless there is one.
     fn connect(&mut self, peer: PeerId, address: &str);
 

@@ -107,6 +107,7 @@ impl<P: Exchange> Io<P> {
                 self.fail(end.to_string(), too_small);
             }
             Output::Broken(reason) => self.give_up(reason, false),
+            Output::Crowded(reason) => self.give_up(reason, true),
         }
     }
 

@@ -70,6 +70,8 @@ pub enum Output<M: Memory> {
     End(Side, End),
     /// This process can move nothing more.
     Broken(String),
+    /// The job has more peers than the machine lets this process have links with.
+    Crowded(String),
 }
 
 /// Outputs that nobody has taken yet.

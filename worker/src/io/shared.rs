@@ -5,6 +5,7 @@
 //! provider's. A machine's pull may be several of the provider's, one a tensor: it ends when the last
 //! of them has, with the failure that says most of the path.
 
+mod peers;
 mod pulls;
 
 use std::collections::BTreeMap;
@@ -82,6 +83,8 @@ pub struct Shared<P: Exchange> {
     /// How many trainers the job has, as far as this process was told: [`u16::MAX`] until then.
     pub trainer_count: u16,
     addresses: BTreeMap<Peer, (PeerId, String)>,
+    /// How many of these it may have links with at a time, each in one of its incarnations.
+    names: u64,
     pulls: BTreeMap<WirePull, u64>,
     groups: BTreeMap<u64, Group>,
     next_group: u64,
@@ -113,6 +116,7 @@ impl<P: Exchange> Shared<P> {
             numerics: None,
             trainer_count: u16::MAX,
             addresses: BTreeMap::new(),
+            names: 0,
             pulls: BTreeMap::new(),
             groups: BTreeMap::new(),
             next_group: 0,
@@ -129,56 +133,6 @@ impl<P: Exchange> Shared<P> {
     /// How many rows of phases, results, steps and pulls are held: none between two steps, once everybody is done.
     pub fn holdings(&self) -> [usize; 4] {
         [self.rows.len(), self.results.len(), self.steps.len(), self.groups.len()]
-    }
-
-    /// Learns where a peer listens. Servers that many others have followed under their name are forgotten.
-    pub fn know(&mut self, id: PeerId, address: &str) {
-        if address.is_empty() {
-            return;
-        }
-        let peer = peer_of(id);
-        let is_new = self.addresses.insert(peer, (id, address.to_owned())).is_none();
-        if is_new && let Peer::Server(newest) = peer {
-            self.forget_older(newest);
-        }
-    }
-
-    /// Forgets servers of the name of `id`, but for the newest ones: the one before may not know yet that it was declared lost, and
-    /// the conductor tells it so. Whom a step that runs names stays, too.
-    fn forget_older(&mut self, id: ServerId) {
-        let name = |incarnation| Peer::Server(ServerId { incarnation, ..id });
-        let known = self.addresses.range(name(0)..=name(u32::MAX)).map(|it| *it.0);
-        let mut older: Vec<_> = known.collect();
-        older.truncate(older.len().saturating_sub(KEPT_INCARNATIONS));
-        older.retain(|&it| {
-            it != Peer::Server(id) && !self.steps.values().any(|step| step.names(it))
-        });
-        for peer in older {
-            self.addresses.remove(&peer);
-            self.forget_replaced(peer);
-        }
-    }
-
-    /// How many peers are remembered: by their addresses, by what they were told, by what they have said.
-    pub fn remembered(&self) -> [usize; 3] {
-        let [told, heard] = self.telling.peers();
-        [self.addresses.len(), told, heard]
-    }
-
-    /// The exchange's name of a peer, once it is known where it listens.
-    pub fn id_of(&self, peer: Peer) -> Option<PeerId> {
-        self.addresses.get(&peer).map(|it| it.0)
-    }
-
-    /// Where a peer listens, once it is known.
-    pub fn address_of(&self, peer: Peer) -> Option<&str> {
-        self.addresses.get(&peer).map(|it| it.1.as_str())
-    }
-
-    /// All other trainers that are known.
-    pub fn trainers(&self) -> Vec<Peer> {
-        let trainer = |it: &&Peer| matches!(it, Peer::Trainer(_)) && **it != self.me;
-        self.addresses.keys().filter(trainer).copied().collect()
     }
 
     /// Sends to another process or to a machine of this one. What cannot be sent is lost, as on a

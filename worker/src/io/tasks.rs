@@ -202,9 +202,8 @@ impl<M: Memory> Tasks<M> {
 
     /// Lets landings go that were kept for pulls which are not tried again.
     fn sweep(&mut self, shared: &mut Shared<impl Exchange<Memory = M>>) {
-        let passed = self.machine.watermark();
-        let over = |it: &(&(At, BundleId), &Held<M>)| passed >= Some(it.0.0) && it.1.parcels == 0;
-        for key in self.held.iter().filter(over).map(|it| *it.0).collect::<Vec<_>>() {
+        let Some(passed) = self.machine.watermark() else { return };
+        for key in left(&self.held, passed) {
             if let Some(landing) = self.held.remove(&key).and_then(|it| it.landing) {
                 shared.provider.discard(landing);
             }
@@ -300,6 +299,13 @@ impl<M: Memory> Tasks<M> {
     }
 }
 
+/// What is held for phases up to one that the watermark has passed, and for which nothing is under way. Looks at nothing of later
+/// phases: works may run far ahead of it.
+fn left<M>(held: &BTreeMap<(At, BundleId), Held<M>>, passed: At) -> Vec<(At, BundleId)> {
+    let passed = held.range(..=(passed, BundleId(u32::MAX)));
+    passed.filter(|it| it.1.parcels == 0).map(|it| *it.0).collect()
+}
+
 /// The tensors of a work's results, by name.
 pub fn named<M>(results: &Results<M>) -> Vec<(Tensor, &M)> {
     match results {
@@ -315,5 +321,32 @@ fn free_result(shared: &mut Shared<impl Exchange>, at: At, work: WorkId) {
         for (tensor, _) in named(&results) {
             shared.provider.withdraw(result_key(at, tensor, work));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use cadre_protocol::Phase;
+
+    use super::*;
+
+    #[test]
+    fn what_is_left_of_phases_that_the_watermark_has_passed_is_let_go_and_nothing_else() {
+        let at = |step, phase| At { step, phase: Phase(phase) };
+        let held = |parcels| Held::<()> { parcels, ..Held::default() };
+        let all = [
+            ((at(1, 7), BundleId(u32::MAX)), held(0)),
+            ((at(2, 3), BundleId(0)), held(0)),
+            // Rows of it are on their way.
+            ((at(2, 3), BundleId(5)), held(2)),
+            ((at(2, 3), BundleId(u32::MAX)), held(0)),
+            ((at(2, 4), BundleId(0)), held(0)),
+            ((at(3, 0), BundleId(1)), held(0)),
+        ];
+        let all = BTreeMap::from(all);
+        let expected = [(1, 7, u32::MAX), (2, 3, 0), (2, 3, u32::MAX)]
+            .map(|it| (at(it.0, it.1), BundleId(it.2)));
+        assert_eq!(left(&all, at(2, 3)), expected);
+        assert!(left(&all, at(1, 6)).is_empty());
     }
 }

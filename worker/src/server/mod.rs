@@ -10,8 +10,7 @@
 //!    └────────────┘ next job: new links, a new secret
 //! ```
 //!
-//! In a pod SIGTERM is a drain: the controller takes the server out of the view, and it goes when nothing
-//! is left here. While the controller is away it serves until it is killed, as after any failure.
+//! SIGTERM is a drain: the controller takes the server out of the view, and it goes when nothing is left here. While the controller is away it serves until it is killed, as after any failure.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -68,9 +67,7 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
         contract => contract?,
     };
     let termination = Termination::default();
-    if contract.is_pod() {
-        termination.listen(0)?;
-    }
+    termination.listen(0)?;
     loop {
         // Before the controller hears of this server: bits depend on the engine.
         let which = contract.gpu(args.gpu, args.exchange);

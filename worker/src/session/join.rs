@@ -21,6 +21,7 @@ use cadre_step::header::{KvHeads, Placement};
 use cadre_step::layers::{Kind, Layers};
 
 use super::join_error::{JoinError, check_gpu_heads, check_heads};
+use super::leave::BusyTold;
 use super::{Model, Rank, Session};
 use crate::attach::{
     self, Attached, Contract, Joined, Joining, attach, control, protocol_settings,
@@ -169,7 +170,8 @@ impl Session {
         let Joined { greeter, sender, receiver, settings, tracer, conductor } = attached;
         let rank = contract.me.index;
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
-        let first = first(&settings, &engine).map_err(JoinError::First)?;
+        let first = first(&settings, &engine);
+        let first = first.map_err(|why| JoinError::First(contract.me.index, why))?;
         let numerics = engine.numerics_id_of(settings.wire == Wire::Bf16);
         let promised = settings.reproducible.then(|| numerics.clone());
         let processors = |it: &Kind| engine.processor(heads(it.heads), settings.wire == Wire::Bf16);
@@ -237,9 +239,8 @@ impl Session {
         let model = Model { layers: join.layers, seed: join.seed };
         let begins = (model, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
-        let pod = contract.is_pod();
-        let io = Some(io);
-        Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, io, _once: once })
+        let (pod, io, busy) = (contract.is_pod(), Some(io), BusyTold::default());
+        Ok(Self { rank, pod, greeter, interrupt, settings, control: sender, busy, io, _once: once })
     }
 }
 

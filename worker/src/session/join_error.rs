@@ -19,9 +19,9 @@ pub enum JoinError {
     /// Nothing computes here.
     #[error(transparent)]
     Engine(device::Error),
-    /// [`Join::first`] refused what the job says.
-    #[error("{0}")]
-    First(String),
+    /// [`Join::first`](super::Join::first) of this rank refused what the job says.
+    #[error("rank {0}: {1}")]
+    First(u16, String),
     /// The headers to replay cannot be read.
     #[error(transparent)]
     Headers(#[from] cadre_step::header::Error),
@@ -111,7 +111,7 @@ impl JoinError {
         match self {
             Self::Attach(error) => error.is_bad_input(),
             Self::Engine(_)
-            | Self::First(_)
+            | Self::First(..)
             | Self::Headers(_)
             | Self::Profile(_)
             | Self::Nothing { .. }

@@ -2,13 +2,16 @@
 //!
 //! In: notices, and an [`Outcome`]. Out: messages to the controller, the end of the session's threads. It decides no exit code.
 
-use std::time::Duration;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use cadre_control::proto;
 
 use super::Session;
 use crate::io::Request;
 
+/// Least time between two messages that say that a rank is busy.
+const BUSY_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for the controller to read the last words.
 const FAREWELL: Duration = Duration::from_secs(2);
 /// That of a rank in a pod that is done: an operator that takes over a lease (15 to 18 s) learns the last figures too, also
@@ -36,6 +39,22 @@ impl Outcome {
     }
 }
 
+/// When the controller was last told that this rank is busy.
+#[derive(Debug, Default)]
+pub(super) struct BusyTold(Mutex<Option<Instant>>);
+
+impl BusyTold {
+    /// Whether it is to be told again; then it counts as told.
+    fn is_due(&self, now: Instant) -> bool {
+        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = last.is_none_or(|it| now.saturating_duration_since(it) >= BUSY_EVERY);
+        if due {
+            *last = Some(now);
+        }
+        due
+    }
+}
+
 /// The IO thread of a rank panicked: a bug.
 #[derive(Debug, thiserror::Error)]
 #[error("the io thread of rank {rank} panicked; its log says where")]
@@ -60,6 +79,24 @@ impl Session {
         if let Err(error) = self.control.send(proto::Saved { steps }) {
             tracing::debug!("the controller is not told: {error}");
         }
+    }
+
+    /// As [`Rank::busy`], of which the controller hears too: it gives a rank that leaves a failed job more time for what it leaves
+    /// behind.
+    ///
+    /// [`Rank::busy`]: super::Rank::busy
+    pub fn busy(&self, lease: Duration) {
+        self.rank.busy(lease);
+        if self.busy.is_due(Instant::now())
+            && let Err(error) = self.control.send(proto::Busy {})
+        {
+            tracing::debug!("the controller is not told: {error}");
+        }
+    }
+
+    /// Ends the job everywhere as one with bad input, for what a user has to correct first, such as a disk that is full.
+    pub fn correct(&self, reason: String) {
+        self.rank.line().send(Request::Refuse(reason));
     }
 
     /// Leaves the job: tells the controller how, and ends the session's threads. *io* has ended when it returns. *rescue*, *plan* and
@@ -97,5 +134,19 @@ impl Drop for Session {
         if io.join().is_err() {
             tracing::error!("{}", Panicked { rank });
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_controller_hears_of_a_busy_rank_at_once_and_then_every_second() {
+        let (told, start) = (BusyTold::default(), Instant::now());
+        let due = |milliseconds| told.is_due(start + Duration::from_millis(milliseconds));
+        let said: Vec<_> =
+            [0, 1, 999, 1000, 1500, 2500].into_iter().filter(|it| due(*it)).collect();
+        assert_eq!(said, [0, 1000, 2500]);
     }
 }

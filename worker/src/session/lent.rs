@@ -183,15 +183,15 @@ impl Rank {
         inputs: LentInputs<'_>,
         behind: &Stream,
     ) -> Result<(Ticket, Arc<Event>), Error> {
-        let mut turn = lock(&self.turn);
-        let due = self.due(&turn, phase, inputs.direction())?;
+        let _one = lock(&self.submits);
+        let due = self.due(phase, inputs.direction())?;
         let refused = |(tensor, source)| self.refuse_lent(due.at.step, phase, tensor, source);
         let form = (&due.sizes, behind);
         check(&inputs.tensors(&due.sizes), |it| *it, form).map_err(refused)?;
         let over =
             self.side.submit_lent((due.at, phase), (&inputs, behind), (&due.sizes, &due.form));
         let over = over.map_err(|it| self.refuse(it))?;
-        Ok((self.submitted(&mut turn, due, phase), over))
+        Ok((self.submitted(due, phase), over))
     }
 
     /// As [`Rank::wait`], into memory of a GPU that may be written once the work is done which is on `behind` now. Behind the event the

@@ -56,6 +56,7 @@ pub use self::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs};
 use self::join::Once;
 pub use self::join::{First, Join};
 pub use self::join_error::JoinError;
+use self::leave::BusyTold;
 pub use self::leave::{Outcome, Panicked};
 pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
@@ -117,6 +118,7 @@ pub struct Session {
     interrupt: Waker,
     settings: Settings,
     control: client::Sender,
+    busy: BusyTold,
     /// Until it has left.
     io: Option<JoinHandle<After>>,
     _once: Once,

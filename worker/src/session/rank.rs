@@ -48,7 +48,10 @@ pub struct Rank {
     line: Line,
     tracer: Tracer,
     model: Model,
-    pub(super) turn: Mutex<Turn>,
+    /// Never held while rows are copied: who waits for another phase asks it, too.
+    turn: Mutex<Turn>,
+    /// Held by the one thread that submits: phases go in their order.
+    pub(super) submits: Mutex<()>,
     pub(super) side: Box<dyn Side>,
     end: End,
 }
@@ -80,7 +83,8 @@ impl Rank {
         let turn = Mutex::new(Turn::new(me.0, first, steps));
         let line = handle.line();
         let side = Keeping::new(me, (handle, notices), using, places, tracer.clone());
-        Self { me, line, tracer, model, turn, side: Box::new(side), end }
+        let submits = Mutex::default();
+        Self { me, line, tracer, model, turn, submits, side: Box::new(side), end }
     }
 
     /// Tells the conductor what this rank holds of a step to come, and in which order its phases come: of the first one, then of
@@ -187,25 +191,20 @@ impl Rank {
     ///
     /// [`Error::OutOfTurn`], [`Error::Rows`], [`Error::Device`].
     pub fn submit(&self, phase: PhaseAt, inputs: Inputs<'_>) -> Result<Ticket, Error> {
-        let mut turn = lock(&self.turn);
-        let due = self.due(&turn, phase, inputs.direction())?;
+        let _one = lock(&self.submits);
+        let due = self.due(phase, inputs.direction())?;
         let step = due.at.step;
         inputs
             .check(&due.sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
         let submitted = self.side.submit((due.at, phase), inputs, (&due.sizes, &due.form));
         submitted.map_err(|source| self.refuse(self.device(step, phase, source)))?;
-        Ok(self.submitted(&mut turn, due, phase))
+        Ok(self.submitted(due, phase))
     }
 
     /// The phase that is submitted with rows of a direction, if its turn has come.
-    pub(super) fn due(
-        &self,
-        turn: &Turn,
-        phase: PhaseAt,
-        direction: Direction,
-    ) -> Result<Due, Error> {
-        let next = turn.check_submit(phase, direction == phase.direction);
+    pub(super) fn due(&self, phase: PhaseAt, direction: Direction) -> Result<Due, Error> {
+        let next = lock(&self.turn).check_submit(phase, direction == phase.direction);
         let (planned, number) = next.map_err(|it| self.out_of_turn(it))?;
         let at = At { step: planned.header.step, phase: number };
         let sizes = Sizes::of(&planned, phase, RankId(self.me.0.into()));
@@ -215,9 +214,10 @@ impl Rank {
     }
 
     /// A phase is under way, and those behind it that this rank has no rows of.
-    pub(super) fn submitted(&self, turn: &mut Turn, due: Due, phase: PhaseAt) -> Ticket {
+    pub(super) fn submitted(&self, due: Due, phase: PhaseAt) -> Ticket {
+        let mut turn = lock(&self.turn);
         turn.submitted();
-        self.skip(turn);
+        self.skip(&mut turn);
         Ticket { planned: due.planned, at: due.at, phase }
     }
 

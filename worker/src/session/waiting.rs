@@ -242,7 +242,6 @@ impl<M: Memory> Waiting<M> {
         let form = HeadByHead::of(nano, rank);
         let mut merging = lock(&self.merging);
         let Merging { place, sums } = &mut *merging;
-        let place = &*place;
         let checked = match (whole.landed, outputs) {
             (
                 Landed::Forward { o: mut landed, lse: mut landed_lse, own },
@@ -255,6 +254,7 @@ impl<M: Memory> Waiting<M> {
                 }
                 let landed = place.unload(landed).map_err(device)?;
                 let landed_lse = place.unload(landed_lse).map_err(device)?;
+                drop(merging);
                 let values = Values::of(sizes.wire, &landed);
                 let sums = landed_lse.f32s();
                 let all = o.write_turned(values, &form, sizes.query());
@@ -272,8 +272,9 @@ impl<M: Memory> Waiting<M> {
                     merge::own_backward(place, nano, of, own, &mut landed).map_err(device)?;
                 }
                 let sums = sums.remove(&at).unwrap_or_else(|| Ok(Sums::new(nano, rank)));
-                let (sum_k, sum_v) = sums.map_err(device)?.finish();
                 let landed = place.unload(landed).map_err(device)?;
+                drop(merging);
+                let (sum_k, sum_v) = sums.map_err(device)?.finish();
                 let values = Values::of(sizes.wire, &landed);
                 let all = dq.write_turned(values, &form, sizes.query());
                 let all = dk.write(&sum_k, sizes.kv()) && all;
@@ -382,7 +383,6 @@ impl<M: Memory> State<M> {
         self.begun = Some(step);
         self.polled = None;
         self.exposed = Duration::ZERO;
-        // Of phases that nobody waited for.
         self.whole = self.whole.split_off(&At::new(step, 0));
         Some(Next::Step(planned))
     }

@@ -67,6 +67,26 @@ fn scenario(seed: u64, weather: Weather, rules: Rules) -> Result<Outcome, String
         .map_err(|wrong| format!("{wrong}; faults: {list}"))
 }
 
+/// The same with all rules, and what its weather promises: nobody is lost where nothing goes wrong, and no job fails where a server
+/// comes long before it has waited in vain.
+fn kept(seed: u64, weather: Weather) -> Result<Outcome, String> {
+    promised(weather, scenario(seed, weather, Rules::all())?)
+}
+
+fn promised(weather: Weather, outcome: Outcome) -> Result<Outcome, String> {
+    let Outcome { lost, failed, .. } = outcome;
+    match weather {
+        Weather::Calm if lost > 0 => {
+            Err(format!("{lost} servers are lost, and nothing went wrong"))
+        }
+        Weather::Calm if failed => Err("the job failed, and nothing went wrong".into()),
+        Weather::Relay | Weather::Narrow if failed => {
+            Err("the job failed, though a server comes long before it has waited in vain".into())
+        }
+        _ => Ok(outcome),
+    }
+}
+
 fn number(name: &str) -> Option<u64> {
     std::env::var(name).ok().and_then(|it| it.parse().ok())
 }
@@ -104,7 +124,7 @@ fn simulate(weather: Weather, first: u64, runs: u64) -> Totals {
             if seed >= first + runs {
                 break;
             }
-            let result = scenario(seed, weather, Rules::all());
+            let result = kept(seed, weather);
             let mut all = totals.lock().expect("scenarios catch their panics");
             match result {
                 Ok(it) => {
@@ -174,7 +194,6 @@ fn both(weather: Weather, known: u64, runs: u64) -> Totals {
 #[test]
 fn calm() {
     let totals = both(Weather::Calm, 1, 200);
-    assert_eq!((totals.failed, totals.lost), (0, 0), "nobody is lost where nothing goes wrong");
     assert!(totals.both > 50 || number("CADRE_RUNS").is_some(), "a header goes out early");
     assert!(totals.copied > 0 || number("CADRE_RUNS").is_some(), "no work ran ahead of its bundle");
     assert!(totals.words > 100 || number("CADRE_RUNS").is_some(), "no header was pulled");
@@ -228,23 +247,34 @@ fn scenarios_that_once_went_wrong_go_well() {
         // A phase is whole, and works that were planned for its rank wait for rows of a busy one.
         (Weather::Stormy, 1_602_572_900_551),
     ] {
-        let outcome = scenario(seed, weather, Rules::all());
-        outcome.unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));
+        kept(seed, weather).unwrap_or_else(|wrong| panic!("{weather:?}: seed {seed}: {wrong}"));
     }
 }
 
 #[test]
 fn relay() {
     let totals = both(Weather::Relay, 4_000_000, 300);
-    assert_eq!(totals.failed, 0, "a server comes long before the job waits in vain");
     let some = totals.resumed[0] > 0 || number("CADRE_RUNS").is_some();
     assert!(some, "no pull went on where it had stopped");
 }
 
 #[test]
 fn narrow() {
-    let totals = both(Weather::Narrow, 5_000_000, 100);
-    assert_eq!(totals.failed, 0, "a server comes long before the job waits in vain");
+    both(Weather::Narrow, 5_000_000, 100);
+}
+
+/// Each run is held to this, here and in the soak: a total of few would hide one.
+#[test]
+fn a_run_that_breaks_what_its_weather_promises_goes_wrong() {
+    let outcome = |lost, failed| Outcome { lost, failed, ..Outcome::default() };
+    let wrong = |weather, it| promised(weather, it).is_err();
+    assert!(wrong(Weather::Calm, outcome(1, false)) && wrong(Weather::Calm, outcome(0, true)));
+    for weather in [Weather::Relay, Weather::Narrow] {
+        assert!(wrong(weather, outcome(1, true)) && !wrong(weather, outcome(1, false)));
+    }
+    for weather in [Weather::Stormy, Weather::Burst, Weather::Hostile] {
+        assert!(!wrong(weather, outcome(2, true)), "faults may end a job of {weather:?}");
+    }
 }
 
 /// What a member says that means harm: see [`hostile`].

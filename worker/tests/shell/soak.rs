@@ -12,11 +12,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use cadre_protocol::Rules;
-
 use crate::faults::Weather;
 use crate::random::hash;
-use crate::{number, repeat, scenario};
+use crate::{kept, number, repeat};
 
 const MINUTE: Duration = Duration::from_mins(1);
 
@@ -105,7 +103,7 @@ fn jobs_of_all_weathers() {
             }
             said.send((thread, News::Begins(index))).ok();
             let (weather, seed) = asked.job(index);
-            let ended = scenario(seed, weather, Rules::all()).map(drop);
+            let ended = kept(seed, weather).map(drop);
             said.send((thread, News::Ended(ended))).ok();
         }
     };

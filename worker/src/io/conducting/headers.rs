@@ -155,6 +155,7 @@ impl Conducting {
             word: None,
             done: BTreeMap::new(),
             servers: BTreeMap::new(),
+            tables: proposal.as_ref().map_or_else(Vec::new, |it| it.1.clone()),
         };
         self.published.insert(step, published);
         self.next = step + 1;

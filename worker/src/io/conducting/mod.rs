@@ -48,6 +48,8 @@ struct Published {
     word: Option<(Arc<Body>, BTreeSet<Peer>)>,
     done: BTreeMap<u16, StepDone>,
     servers: BTreeMap<Peer, proto::ServerStep>,
+    /// Who fills its slots in its rounds, if any were proposed.
+    tables: Vec<Fillers>,
 }
 
 /// A step whose header is being planned.
@@ -322,6 +324,9 @@ impl Conducting {
             Command::Header { step, to } => self.header(shared, step, to),
             Command::Send { to, message } => shared.send(to, message),
             Command::Propose { step, proposal, tables } => {
+                if let Some(it) = self.published.get_mut(&step) {
+                    it.tables.clone_from(&tables);
+                }
                 // A server may be lost before this process begins the step.
                 let begins = self.begins == Some(step);
                 match self.publishing.as_mut().filter(|it| it.step == step) {

@@ -6,7 +6,6 @@ use cadre_control::proto::{self, notice};
 use cadre_protocol::{At, Peer, ServerId, TrainerId};
 use cadre_step::envelope::{ServerStep, StepDone};
 use cadre_step::phases::Direction;
-use cadre_step::planned::filler;
 
 use super::reports;
 use super::{Conducting, Published};
@@ -86,8 +85,16 @@ impl Conducting {
     fn over(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
         if let Some(published) = self.published.remove(&step) {
             let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
-            let Published { planned, figures, ready, encoded: _, word: _, done, servers } =
-                published;
+            let Published {
+                planned,
+                figures,
+                ready,
+                encoded: _,
+                word: _,
+                done,
+                servers,
+                tables: _,
+            } = published;
             let done: Vec<_> = done.into_values().collect();
             let servers = servers.into_values().collect();
             let steps = self.steps.first_key_value().map_or(0, |it| *it.1);
@@ -111,13 +118,18 @@ impl Conducting {
         let Some(published) = self.published.get_mut(&done.step) else { return };
         // Every trainer has an in-place server; here are those that the step's slots name, and those
         // that took work of lost ones.
-        let mut members = published.planned.header.fillers.iter().flatten();
-        let named = members.any(|it| filler(it).executor() == Some(from));
-        if !named && done.tasks == 0 {
-            return;
+        let Published { planned, tables, .. } = published;
+        let tables = if done.tasks == 0 { &[][..] } else { tables.as_slice() };
+        match reports::server_step(planned, tables, from, done) {
+            Some(step) => {
+                published.servers.entry(from).or_insert(step);
+            }
+            None if done.tasks == 0 => {}
+            None => tracing::warn!(
+                "{from} says what it did in step {}, and fills no slot of it",
+                done.step
+            ),
         }
-        let step = reports::server_step(&published.planned, from, done);
-        published.servers.entry(from).or_insert(step);
     }
 
     pub(super) fn notice(

@@ -6,7 +6,7 @@
 
 use cadre_control::proto;
 use cadre_planner::imbalance_at_home;
-use cadre_protocol::Peer;
+use cadre_protocol::{Filler, Fillers, Peer};
 use cadre_step::certificate::Certificate;
 use cadre_step::conduct::{Offer, View};
 use cadre_step::envelope::{ServerStep, StepDone};
@@ -57,27 +57,35 @@ pub(crate) fn offered(view: &proto::View) -> Result<View, Unreadable> {
     Ok(View { number: ViewNumber { term: number.term, counter: number.counter }, slots })
 }
 
-/// What a server did, as the controller is told.
+/// The slot that a member fills: by the header, else by the newest round that has it.
+fn slot_of(planned: &PlannedStep, tables: &[Fillers], from: Peer) -> Option<usize> {
+    let fills = |it: &Option<Filler>| it.and_then(Filler::executor) == Some(from);
+    let mut first = planned.header.fillers.iter().map(|it| it.as_ref().map(filler));
+    let newest = || tables.iter().rev().find_map(|it| it.iter().position(fills));
+    first.position(|it| fills(&it)).or_else(newest)
+}
+
+/// What a server did, as the controller is told. `tables` are the step's rounds. Nothing of one that fills no slot.
 pub(crate) fn server_step(
     planned: &PlannedStep,
+    tables: &[Fillers],
     from: Peer,
     done: &ServerStep,
-) -> proto::ServerStep {
-    let slot =
-        planned.header.fillers.iter().flatten().position(|it| filler(it).executor() == Some(from));
+) -> Option<proto::ServerStep> {
+    let slot = slot_of(planned, tables, from)?;
     let (kind, index, incarnation) = match from {
         Peer::Trainer(id) => (proto::Kind::InPlace, id.0, 0),
         Peer::Server(id) => (proto::Kind::Dedicated, id.index, id.incarnation),
     };
-    proto::ServerStep {
-        slot: slot.unwrap_or(0) as u32,
+    Some(proto::ServerStep {
+        slot: slot as u32,
         index: index.into(),
         incarnation,
         kind: kind.into(),
         tasks: done.tasks,
         busy_seconds: done.busy_seconds,
         bytes_pulled: done.bytes_pulled,
-    }
+    })
 }
 
 /// The most and the mean of the ranks' own attention cost in all phases of a step, if no row moved; in pairs times their head dim.
@@ -191,6 +199,40 @@ mod tests {
         refuse(number, proto::Kind::InPlace, 65_536, above);
         refuse(number, proto::Kind::Unspecified, 0, "no kind of slot 1");
         refuse(None, proto::Kind::Dedicated, 0, "no number");
+    }
+
+    #[test]
+    fn a_server_is_told_of_in_the_slot_that_it_fills_also_beside_vacant_ones_and_by_rounds() {
+        use cadre_protocol::{ServerId, TrainerId};
+        let any: Header =
+            serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
+        let slot = &any.slots[0];
+        let server = |index, incarnation| Member::Server {
+            index,
+            incarnation,
+            address: "127.0.0.1:1".into(),
+        };
+        let header = Header {
+            slots: vec![slot.clone(); 3],
+            fillers: vec![None, Some(server(1, 0)), Some(Member::Standby(0))],
+            ..any
+        };
+        let planned = PlannedStep::new(Arc::new(header)).unwrap();
+        let id = |index, incarnation| ServerId { index, incarnation };
+        let first = vec![Some(Filler::Server(id(2, 4))), None, None];
+        let last = vec![None, Some(Filler::Server(id(1, 1))), Some(Filler::InPlace(TrainerId(0)))];
+        let tables = [first, last];
+        let slot = |tables: &[Fillers], from| {
+            let done = ServerStep { step: 0, tasks: 3, busy_seconds: 0.5, bytes_pulled: 7 };
+            server_step(&planned, tables, from, &done).map(|it| it.slot)
+        };
+        let rank = Peer::Trainer(TrainerId(0));
+        assert_eq!(slot(&[], Peer::Server(id(1, 0))), Some(1), "slot 0 is vacant");
+        assert_eq!(slot(&tables, Peer::Server(id(1, 0))), Some(1), "lost since");
+        assert_eq!(slot(&tables, Peer::Server(id(1, 1))), Some(1), "a replacement");
+        assert_eq!(slot(&tables, Peer::Server(id(2, 4))), Some(0), "lost again");
+        assert_eq!((slot(&[], rank), slot(&tables, rank)), (None, Some(2)), "it took works over");
+        assert_eq!(slot(&tables, Peer::Server(id(9, 0))), None);
     }
 
     #[test]

@@ -55,6 +55,10 @@ impl Exchange for ByGpu {
         Provider::address(&self.node)
     }
 
+    fn allow(&self, peers: u64) -> Result<(), Error> {
+        cadre_exchange::allow_links(peers)
+    }
+
     fn connect(&mut self, peer: PeerId, address: &str) {
         Provider::connect(&mut self.node, peer, address);
     }

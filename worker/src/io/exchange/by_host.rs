@@ -68,6 +68,10 @@ impl<P: OnHost> Exchange for P {
         true
     }
 
+    fn allow(&self, peers: u64) -> Result<(), Error> {
+        cadre_exchange::allow_links(peers)
+    }
+
     fn connect(&mut self, peer: PeerId, address: &str) {
         Provider::connect(self, peer, address);
     }

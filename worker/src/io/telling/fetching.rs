@@ -5,12 +5,13 @@
 
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, LandingId, Piece, PullError, PullId, PullRequest};
+use cadre_exchange::{Piece, PullError, PullId, PullRequest};
 use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::Said;
-use cadre_step::words::{Body, Published};
+use cadre_step::words::Body;
 
 use super::encoded::decoded;
+use super::fetches::{Fetch, State};
 use super::{Error, MAX_WORD_BYTES, Read, Unread, key};
 use crate::io::exchange::Exchange;
 use crate::io::output::Output;
@@ -24,62 +25,17 @@ const PART_WITHIN: Duration = Duration::from_secs(10);
 /// Before a part is pulled again that did not come.
 const RETRY_AFTER: Nanos = Nanos::from_millis(50);
 
-/// A long word on its way.
-#[derive(Debug)]
-pub(super) struct Fetch {
-    word: Published,
-    /// What has come of it: parts, how many bytes of each, and of all.
-    parts: Vec<(Buffer, usize)>,
-    bytes: u64,
-    /// Where a part landed that did not come whole.
-    begun: Option<LandingId>,
-    /// When a part of it came last, or it was asked for first.
-    since: Nanos,
-    pub(super) state: State,
-}
-
-#[derive(Debug)]
-pub(super) enum State {
-    Pulling {
-        pull: PullId,
-        landing: LandingId,
-        bytes: u64,
-    },
-    /// To be pulled at this time.
-    Waiting(Nanos),
-    /// Whole; another thread reads it.
-    Reading(u64),
-}
-
-/// The end of a word that nobody wants any more, which still holds memory.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub(super) enum Drained {
-    Pull(PullId),
-    Reading(u64),
-}
-
-impl Fetch {
-    pub(super) fn is(&self, wanted: PullId) -> bool {
-        matches!(self.state, State::Pulling { pull, .. } if pull == wanted)
-    }
-}
-
 impl<P: Exchange> Shared<P> {
     /// What comes of a peer is not wanted any more.
     pub(super) fn drop_fetch(&mut self, of: Peer) {
-        let Some(Fetch { state, begun, .. }) = self.telling.fetches.remove(&of) else { return };
+        let Some((Fetch { begun, .. }, state)) = self.telling.fetches.give_up(of) else { return };
         if let Some(landing) = begun {
             self.provider.discard(landing);
         }
-        let drained = match state {
-            State::Pulling { landing, pull, .. } => {
-                self.provider.discard(landing);
-                Drained::Pull(pull)
-            }
-            State::Reading(reading) => Drained::Reading(reading),
-            State::Waiting(_) => return,
-        };
-        self.telling.drained.insert(of, drained);
+        match state {
+            State::Pulling { landing, .. } => self.provider.discard(landing),
+            State::Reading(_) | State::Waiting(_) => {}
+        }
     }
 
     /// A pull of a word ended. A word that is whole is put out to be read.
@@ -88,13 +44,13 @@ impl<P: Exchange> Shared<P> {
     ///
     /// As [`Self::word`].
     pub fn fetched(&mut self, pull: PullId, result: &Result<u64, PullError>) -> Result<(), Error> {
-        self.telling.drained.retain(|_, it| *it != Drained::Pull(pull));
-        let mine = |it: &(&Peer, &mut Fetch)| it.1.is(pull);
         let now = self.now();
-        let Some((&from, fetch)) = self.telling.fetches.iter_mut().find(mine) else {
+        let Some(from) = self.telling.fetches.ended(pull) else { return Ok(()) };
+        let Some((fetch, State::Pulling { landing, bytes, .. })) =
+            self.telling.fetches.get_mut(from)
+        else {
             return Ok(());
         };
-        let State::Pulling { landing, bytes, .. } = fetch.state else { return Ok(()) };
         match result {
             Ok(_) => {}
             Err(PullError::Refused { reason }) => {
@@ -104,18 +60,18 @@ impl<P: Exchange> Shared<P> {
             // Who owes the word says it again, and then it is pulled again; who has withdrawn it owes it no more.
             Err(PullError::Gone) => {
                 self.provider.discard(landing);
-                self.telling.fetches.remove(&from);
+                self.telling.fetches.end(from);
                 return Ok(());
             }
             Err(error) => {
                 tracing::debug!("a word of {from} did not come: {error}");
-                fetch.state = State::Waiting(now.after(RETRY_AFTER));
                 let silent = now.since(fetch.since);
                 if self.provider.resumes() {
                     fetch.begun = Some(landing);
                 } else {
                     self.provider.discard(landing);
                 }
+                self.telling.fetches.set(from, State::Waiting(now.after(RETRY_AFTER)));
                 // A server that says nothing is lost sooner or later, and nobody waits for its words.
                 if silent >= self.telling.patience && matches!(from, Peer::Trainer(_)) {
                     return Err(Error::Unreachable { me: self.me, from, silent });
@@ -147,7 +103,7 @@ impl<P: Exchange> Shared<P> {
         }
         let (word, parts) = (fetch.word, std::mem::take(&mut fetch.parts));
         let reading = self.telling.next_reading;
-        fetch.state = State::Reading(reading);
+        self.telling.fetches.set(from, State::Reading(reading));
         self.telling.next_reading += 1;
         self.outputs.put(Output::Read(Box::new(Unread { from, reading, word, parts })));
         Ok(())
@@ -160,12 +116,10 @@ impl<P: Exchange> Shared<P> {
     ///
     /// As [`Self::word`].
     pub fn read(&mut self, Read { from, reading, said }: Read) -> Result<Vec<Said>, Error> {
-        self.telling.drained.retain(|_, it| *it != Drained::Reading(reading));
-        let is_it = |it: &Fetch| matches!(it.state, State::Reading(number) if number == reading);
-        if !self.telling.fetches.get(&from).is_some_and(is_it) {
+        if !self.telling.fetches.is_read(from, reading) {
             return Ok(Vec::new());
         }
-        self.telling.fetches.remove(&from);
+        self.telling.fetches.end(from);
         let mut told = vec![said?];
         self.telling.heard.take(from);
         self.advance(from, &mut told)?;
@@ -175,7 +129,7 @@ impl<P: Exchange> Shared<P> {
 
     /// Takes the words of a peer that are next, until one has to be pulled first.
     pub(super) fn advance(&mut self, from: Peer, told: &mut Vec<Said>) -> Result<(), Error> {
-        if self.telling.fetches.contains_key(&from) {
+        if self.telling.fetches.get(from).is_some() {
             return Ok(());
         }
         while let Some(body) = self.telling.heard.next(from) {
@@ -191,9 +145,8 @@ impl<P: Exchange> Shared<P> {
                 Body::There(word) => {
                     let (word, since) = (*word, self.now());
                     let (parts, bytes, begun) = (Vec::new(), 0, None);
-                    let state = State::Waiting(since);
-                    let fetch = Fetch { word, parts, bytes, begun, since, state };
-                    self.telling.fetches.insert(from, fetch);
+                    let fetch = Fetch { word, parts, bytes, begun, since };
+                    self.telling.fetches.begin(from, fetch, State::Waiting(since));
                     self.fetch(from);
                     return Ok(());
                 }
@@ -207,13 +160,13 @@ impl<P: Exchange> Shared<P> {
     pub(super) fn fetch(&mut self, from: Peer) {
         let now = self.now();
         let retry = State::Waiting(now.after(RETRY_AFTER));
-        let Some(fetch) = self.telling.fetches.get_mut(&from) else { return };
+        let draining = self.telling.fetches.is_draining(from);
+        let Some((fetch, _)) = self.telling.fetches.get_mut(from) else { return };
+        if draining {
+            return self.telling.fetches.set(from, retry);
+        }
         let (word, remote) = (fetch.word, fetch.bytes);
         let bytes = (word.bytes - remote).min(PART_BYTES);
-        if self.telling.drained.contains_key(&from) {
-            fetch.state = retry;
-            return;
-        }
         let landed = fetch.begun.take().map_or_else(|| self.provider.land(bytes as usize), Ok);
         let state = match (self.id_of(from), landed) {
             (Some(id), Ok(landing)) => {
@@ -232,8 +185,6 @@ impl<P: Exchange> Shared<P> {
                 retry
             }
         };
-        if let Some(fetch) = self.telling.fetches.get_mut(&from) {
-            fetch.state = state;
-        }
+        self.telling.fetches.set(from, state);
     }
 }

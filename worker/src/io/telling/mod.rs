@@ -16,9 +16,9 @@
 //! word of a peer is pulled or read at a time, so that those behind it wait for it.
 
 mod encoded;
+mod fetches;
 mod fetching;
 
-use std::collections::BTreeMap;
 use std::sync::{Arc, Weak};
 
 use cadre_exchange::{PullId, RegionKey};
@@ -26,7 +26,7 @@ use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
 
-use self::fetching::{Drained, Fetch, State};
+use self::fetches::Fetches;
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
@@ -105,9 +105,7 @@ pub struct Telling {
     publications: Vec<(u64, Weak<Body>)>,
     next_publication: u64,
     /// The long word that is next of each peer.
-    fetches: BTreeMap<Peer, Fetch>,
-    /// What has not ended of words that nobody wants any more.
-    drained: BTreeMap<Peer, Drained>,
+    fetches: Fetches,
     next_reading: u64,
 }
 
@@ -122,19 +120,14 @@ impl Telling {
             heard: Heard::default(),
             publications: Vec::new(),
             next_publication: 0,
-            fetches: BTreeMap::new(),
-            drained: BTreeMap::new(),
+            fetches: Fetches::default(),
             next_reading: 0,
         }
     }
 
     /// When something is to be said or pulled again.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let retries = self.fetches.values().filter_map(|it| match it.state {
-            State::Waiting(at) => Some(at),
-            State::Pulling { .. } | State::Reading(_) => None,
-        });
-        retries.chain(self.owed.next_deadline()).min()
+        self.fetches.next_deadline().into_iter().chain(self.owed.next_deadline()).min()
     }
 
     /// Which life this process is in.
@@ -159,8 +152,7 @@ impl Telling {
 
     /// Whether a pull of the exchange brings a word.
     pub fn is_mine(&self, pull: PullId) -> bool {
-        self.fetches.values().any(|it| it.is(pull))
-            || self.drained.values().any(|it| *it == Drained::Pull(pull))
+        self.fetches.brings(pull)
     }
 }
 
@@ -236,9 +228,7 @@ impl<P: Exchange> Shared<P> {
             tracing::debug!("word {} to {} is said again", due.number, due.to);
             self.say(due);
         }
-        let due = |it: &Fetch| matches!(it.state, State::Waiting(at) if at <= now);
-        let due = self.telling.fetches.iter().filter(|it| due(it.1)).map(|it| *it.0);
-        for from in due.collect::<Vec<_>>() {
+        for from in self.telling.fetches.due(now) {
             self.fetch(from);
         }
         let provider = &mut self.provider;

@@ -11,6 +11,7 @@ use cadre_exchange::{Encryption, Event, Limits, PeerId, PullError, Tcp, TcpConfi
 use cadre_protocol::{Peer, TrainerId};
 use cadre_step::envelope::{Lengths, NanoLengths};
 
+use super::fetches::State;
 use super::*;
 use crate::io::clock::Clock;
 use crate::io::shared::peer_of;
@@ -230,10 +231,10 @@ fn a_part_that_broken_links_interrupt_is_pulled_again_into_the_same_memory() {
     trainer.shared.tell_conductor(Said::Lengths(said.clone()));
     let (landings, cuts, due) = (RefCell::new(BTreeSet::new()), Cell::new(0), Cell::new(false));
     let covered = |conductor: &Side, trainer: &Side| {
-        let fetch = conductor.shared.telling.fetches.get(&Peer::Trainer(TrainerId(1)));
-        if let Some(Fetch { state: State::Pulling { landing, .. }, .. }) = fetch {
-            landings.borrow_mut().insert(*landing);
-            let rows = conductor.shared.provider.landed(*landing).unwrap().bytes();
+        let fetch = conductor.shared.telling.fetches.get(Peer::Trainer(TrainerId(1)));
+        if let Some((_, State::Pulling { landing, .. })) = fetch {
+            landings.borrow_mut().insert(landing);
+            let rows = conductor.shared.provider.landed(landing).unwrap().bytes();
             let chunks = rows.chunks(CHUNK as usize);
             let landed = chunks.take_while(|it| it.iter().any(|it| *it != 0)).count();
             due.set(landed >= 8 * (cuts.get() + 1));

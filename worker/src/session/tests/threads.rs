@@ -114,6 +114,32 @@ fn who_polls_or_asks_never_waits_for_a_thread_that_waits() {
 }
 
 #[test]
+fn a_phase_that_is_being_submitted_holds_up_no_thread_that_waits_for_another() {
+    let (rank, requests, mut outlet) = rank(0);
+    let rank = Arc::new(rank);
+    rank.announce(lengths(0)).unwrap();
+    outlet.tell(Notice::Step(planned(0)));
+    assert!(matches!(rank.begin(0), Next::Step(_)));
+    let first = submit(&rank, FIRST);
+    let at = first.at;
+    while requests.try_recv().is_ok() {}
+    // It is held where it hands over its rows: nobody takes them.
+    (0..MAX_REQUESTS).for_each(|_| rank.busy(Duration::ZERO));
+    let asks = Arc::clone(&rank);
+    let submits = Beside::run(move || submit(&asks, SECOND));
+    let start = std::time::Instant::now();
+    while rank.submits.try_lock().is_ok() {
+        assert!(start.elapsed() < STUCK, "nobody submits");
+        std::thread::yield_now();
+    }
+    outlet.tell(whole(at));
+    wait(&rank, first).end("the wait for another phase");
+    assert!(rank.submits.try_lock().is_err(), "it is submitted still");
+    while requests.try_recv().is_ok() {}
+    let _ = submits.end("the submission");
+}
+
+#[test]
 fn a_thread_that_computes_says_so_and_nobody_waits_for_it() {
     let (rank, requests, mut outlet) = rank(0);
     let rank = Arc::new(rank);

@@ -1,0 +1,72 @@
+//! Tables over what the others have time for when a trainer has failed: to write down what was done.
+
+use cadre_control::proto::{Busy, Progress, worker_message::Message};
+
+use super::super::action::Input;
+use super::script::{Run, config};
+
+fn step(step: u64, seconds: f64) -> Message {
+    Message::Progress(Progress { step, seconds, ..Progress::default() })
+}
+
+fn busy() -> Message {
+    Message::Busy(Busy {})
+}
+
+#[test]
+fn a_survivor_that_writes_its_checkpoint_has_as_long_as_after_an_interrupt() {
+    let mut run = Run::registered(config(1, false, &[]));
+    run.say("t0", step(0, 5.0));
+    assert_eq!(run.say("t0", busy()), "", "before it matters");
+    run.exit("t1", None, &[]);
+    assert_eq!(run.after(9_000), "");
+    assert_eq!(run.say("t0", busy()), "");
+    // Who says nothing of the kind has no more time than before.
+    assert_eq!(run.after(1_000), "kill s0");
+    run.exit("s0", None, &[]);
+    // 30 s, and the time of two steps, from when it said so last.
+    assert_eq!(run.after(38_999), "");
+    assert_eq!(run.say("t0", busy()), "");
+    assert_eq!(run.after(39_999), "");
+    assert_eq!(run.state.next_deadline().map(|it| it.as_millis()), Some(88_999));
+    assert_eq!(run.after(1), "kill t0");
+    let end = run.exit("t0", None, &[]);
+    assert!(end.starts_with("done 3: the job failed: trainer 1: killed by SIGKILL"), "{end}");
+}
+
+#[test]
+fn a_trainer_that_says_that_it_is_busy_and_then_stands_still_holds_nobody_up() {
+    let mut run = Run::registered(config(1, false, &[]));
+    // It was at work when all was well, and is stopped since.
+    run.say("t1", busy());
+    run.exit("t0", Some(3), &["error: trainer 1 stands still"]);
+    assert_eq!(run.after(10_000), "kill t1; kill s0");
+}
+
+#[test]
+fn an_interrupt_waits_for_a_checkpoint_that_is_being_written() {
+    let mut run = Run::registered(config(1, false, &[]));
+    run.input(Input::Interrupt);
+    assert_eq!(run.after(29_000), "");
+    assert_eq!(run.say("t0", busy()), "");
+    assert_eq!(run.after(1_000), "kill t1; kill s0");
+    assert_eq!(run.after(28_999), "");
+    assert_eq!(run.after(1), "kill t0");
+}
+
+#[test]
+fn a_trainer_that_refuses_after_steps_were_done_leaves_the_others_their_checkpoint() {
+    let full = ["error: cannot write checkpoint c: no space; check the space and permissions"];
+    let mut run = Run::registered(config(1, false, &[]));
+    run.say("t0", step(0, 1.0));
+    let stop = "notice trainer 0: exit code 2; the other trainers stop";
+    assert_eq!(run.exit("t0", Some(2), &full), stop);
+    assert_eq!(run.exit("t1", Some(3), &["error: another reason"]), "kill s0");
+    let end = "done 2: cannot write checkpoint c: no space; check the space and permissions";
+    assert_eq!(run.exit("s0", None, &[]), end);
+    // Also where its end is heard last.
+    let mut run = Run::registered(config(0, true, &[]));
+    run.say("t0", step(0, 1.0));
+    run.exit("t1", Some(3), &["error: another reason"]);
+    assert_eq!(run.exit("t0", Some(2), &full), end);
+}
