@@ -67,7 +67,7 @@ class Machine(rehearsal.Play):
 
     def test_there_is_no_gpu(self) -> None:
         came = self.play(GPUS="0")
-        self.assertIn("there is no GPU 0, this machine shows 0", self.summary(came))
+        self.assertIn("there is no GPU 0, this process may see 0", self.summary(came))
         self.assertEqual(came.code, 3)
 
     def test_it_is_cut(self) -> None:

@@ -106,7 +106,11 @@ fn bad_manifests_are_refused() {
     };
     check(on_gpu("{poolRef: {name: p}}"), &[], "spec.attention.wire is not Bf16");
     let bf16 = on_gpu("{poolRef: {name: p}, wire: Bf16}");
-    check(bf16, &[], "--model is tiny, whose head dim 32 has no GPU kernel");
+    check(
+        bf16,
+        &[],
+        "--model is tiny, whose layer 0 has head dim 32, for which there is no GPU kernel",
+    );
 }
 
 #[test]

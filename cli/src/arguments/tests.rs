@@ -66,7 +66,7 @@ fn every_command_that_the_pages_print_is_one() {
         ("cadre run --help", true),
         ("cadre simulate --table churn --lengths FILE", true),
         ("cadre simulate --table none", false),
-        ("cadre trian", false),
+        ("cadre no-such-command", false),
         ("cadre plan --no-such-option", false),
     ] {
         assert_eq!(complaint(&words(line)).is_none(), is_one, "{line}");

@@ -246,6 +246,7 @@ impl Job {
             | Message::Drained(_)
             | Message::Leaving(_)
             | Message::Probed(_)
+            | Message::Busy(_)
             | Message::Saved(_) => {}
         }
     }
