@@ -154,7 +154,13 @@ mod tests {
         let text = |it: &RunEvent| match it {
             RunEvent::Notice { text, .. } => Some(text.clone()),
             RunEvent::Load(_) => Some("load".into()),
-            _ => None,
+            RunEvent::Attempt(_)
+            | RunEvent::Process(_)
+            | RunEvent::ProcessEnded { .. }
+            | RunEvent::Step(_)
+            | RunEvent::Server(_)
+            | RunEvent::Header { .. }
+            | RunEvent::Finished(_) => None,
         };
         let told: Vec<_> = told.iter().filter_map(text).collect();
         assert_eq!(told, ["load", "0", "1", "2", "3"], "the second place was a notice's");

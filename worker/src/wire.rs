@@ -101,7 +101,9 @@ mod tests {
             tame in any::<bool>(),
         ) {
             if tame {
-                bits.iter_mut().for_each(|it| *it &= !0x4000_4000);
+                for it in &mut bits {
+                    *it &= !0x4000_4000;
+                }
             }
             let from: Vec<f32> = bits.iter().map(|it| f32::from_bits(*it)).collect();
             let half: Vec<bf16> = bits.iter().map(|it| bf16::from_bits(*it as u16)).collect();

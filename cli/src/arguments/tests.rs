@@ -41,6 +41,7 @@ fn commands(page: &str) -> Vec<Vec<String>> {
 }
 
 /// Why a command is none. What is missing a page may leave out; a word in capitals stands for a value.
+#[allow(clippy::wildcard_enum_match_arm, reason = "the library may know further kinds")]
 fn complaint(words: &[String]) -> Option<String> {
     let Err(error) = Cli::try_parse_from(words) else { return None };
     let may = match error.kind() {

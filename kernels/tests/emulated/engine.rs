@@ -2,7 +2,7 @@
 //!
 //! In: whatever libcuda the process finds, or none. Out: what computes, and what it says of itself.
 
-use cadre_kernels::device::Error;
+use cadre_kernels::device::{Error, Gpu};
 use cadre_kernels::{Choice, Engine, Heads, Threads, WhichGpu, numerics_id, numerics_of_cpu};
 
 const FIT: Heads = Heads { query: 2, kv: 1, dim: 64 };
@@ -27,7 +27,7 @@ fn with_gpu() {
 fn of_three() {
     let choose = |which, choice| Engine::choose_on(which, choice, Threads::ONE);
     for choice in [Choice::Auto, Choice::Gpu] {
-        let ordinal = |which| choose(which, choice).expect("a GPU").gpu().map(|it| it.ordinal());
+        let ordinal = |which| choose(which, choice).expect("a GPU").gpu().map(Gpu::ordinal);
         for turn in 0..7 {
             assert_eq!(ordinal(WhichGpu::Turn(turn)), Some(turn % 3));
         }

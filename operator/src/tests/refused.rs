@@ -139,7 +139,7 @@ async fn each_request_that_is_refused_is_told_by_the_look_that_meets_it() {
             Cause::Revision => {
                 let twin = server
                     .until("a revision", |all| {
-                        all.of("controllerrevisions").first().cloned().cloned()
+                        all.of("controllerrevisions").first().copied().cloned()
                     })
                     .await;
                 let mut labels = twin["metadata"]["labels"].clone();

@@ -46,7 +46,7 @@ pub(super) fn refused(contract: &Contract, resume: Option<&Path>, why: &Checkpoi
 mod tests {
     use std::fs::create_dir_all;
 
-    use cadre_worker::session::{Endpoint, links::PeerId};
+    use cadre_worker::session::{Endpoint, Tolerance, links::PeerId};
 
     use super::*;
 
@@ -65,7 +65,7 @@ mod tests {
                 local_rank: 0,
                 memory_mib: 1,
                 profile: None,
-                tolerance: Default::default(),
+                tolerance: Tolerance::USUAL,
                 checkpoints: path("own"),
                 resume: resume.map(path),
             };

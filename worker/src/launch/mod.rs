@@ -239,12 +239,10 @@ fn of_work(name: &str, error: EngineError) -> EngineError {
 }
 
 fn device_error_of(name: &str, error: device::Error) -> device::Error {
-    match error {
-        device::Error::OutOfMemory { what, bytes, free } => {
-            device::Error::OutOfMemory { what: format!("{what} of {name}"), bytes, free }
-        }
-        #[allow(clippy::wildcard_enum_match_arm, reason = "others are not about one work")]
-        error => error,
+    if let device::Error::OutOfMemory { what, bytes, free } = error {
+        device::Error::OutOfMemory { what: format!("{what} of {name}"), bytes, free }
+    } else {
+        error
     }
 }
 

@@ -72,7 +72,7 @@ pub use crate::trace::{Activity, Tracer};
 pub use cadre_control::proto::{finished, notice};
 pub use cadre_control::{Endpoint, Settings};
 pub use cadre_crds::Wire;
-pub use cadre_planner::{DocumentId, Heads, Mask, Stretch};
+pub use cadre_planner::{DocumentId, Heads, Mask, Stretch, Tolerance};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
 pub use cadre_step::header::{Header, KvHeads};
 pub use cadre_step::layers::{Factor, Kind, Layers, Sinks, dim_in, heads_in};

@@ -23,6 +23,7 @@ use crate::names::{label, name};
 use crate::pod::{State, is_quiet, node, state, stuck, unscheduled};
 
 /// The status of a job, unless it is not ours to write.
+#[allow(clippy::too_many_lines, reason = "a list of fields")]
 pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJobStatus> {
     let observed: &Observed = applied;
     let mut status = observed.job.status.clone().unwrap_or_default();

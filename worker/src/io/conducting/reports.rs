@@ -206,14 +206,14 @@ mod tests {
         use cadre_protocol::{ServerId, TrainerId};
         let any: Header =
             serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
-        let slot = &any.slots[0];
+        let slot = any.slots[0];
         let server = |index, incarnation| Member::Server {
             index,
             incarnation,
             address: "127.0.0.1:1".into(),
         };
         let header = Header {
-            slots: vec![slot.clone(); 3],
+            slots: vec![slot; 3],
             fillers: vec![None, Some(server(1, 0)), Some(Member::Standby(0))],
             ..any
         };
