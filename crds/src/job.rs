@@ -121,7 +121,7 @@ pub struct Attention {
     #[serde(default = "hundred")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub share: u32,
-    /// Type of Q, K, V, O, dO and dQ on the wire. Default: `F32` on CPU, `Bf16` on GPU.
+    /// Type of Q, K, V, O, dO and dQ on the wire. Default: `F32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
