@@ -124,7 +124,11 @@ impl State {
             self.completed += 1;
             return;
         }
-        if exit.code == Some(BAD_INPUT) && !matches!(self.mode, Mode::Killing(_)) {
+        // Torchrun ends with a code of its own, whatever that of its rank was.
+        let said = worker.account.as_ref().map(|it| it.exit_code);
+        let is_bad =
+            exit.code.is_some_and(|it| it == BAD_INPUT || it != 0 && said == Some(BAD_INPUT));
+        if is_bad && !matches!(self.mode, Mode::Killing(_)) {
             let message = exit.last_words(name, worker.account.as_ref());
             self.kill_all_then(Err(RunError::BadInput { message }), out);
             return;
