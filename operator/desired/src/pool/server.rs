@@ -36,7 +36,7 @@ pub(crate) struct Server<'a> {
     pub(crate) incarnation: u32,
     pub(crate) state: State,
     pub(crate) drain: Option<Drain<'a>>,
-    pub(crate) report: Option<Report>,
+    pub(crate) report: Option<&'a Report>,
 }
 
 /// Why and since when a server drains.
@@ -65,7 +65,7 @@ fn server<'a>(pod: &'a Pod, observed: &Observed) -> Option<Server<'a>> {
         incarnation: number(annotation(meta, ANNOTATION_INCARNATION)).unwrap_or(0),
         state: state(pod),
         drain,
-        report: observed.reports.get(name(meta)).copied(),
+        report: observed.reports.get(name(meta)),
     })
 }
 
