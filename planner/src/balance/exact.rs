@@ -195,7 +195,7 @@ struct Search<'a> {
 }
 
 /// Tile, and by bin which it is like, its load and the keys that it holds of the tile's document; like ones in order of load.
-type State = (usize, Vec<(usize, u64, u32, u32)>);
+type State = (usize, [(usize, u64, u32, u32); MOST_BINS]);
 
 /// An assignment of the tiles up to here.
 struct Way {
@@ -256,16 +256,18 @@ impl<'a> Search<'a> {
         if room < self.rest[at] {
             return;
         }
-        let before = way.held.clone();
-        if tile.starts {
-            way.held.fill(Keys::default());
-        }
+        // What it holds of another document comes back afterwards.
+        let before = tile.starts.then(|| {
+            let nothing = vec![Keys::default(); way.held.len()];
+            std::mem::replace(&mut way.held, nothing)
+        });
         if self.is_new(at, way) {
-            for (more, bin) in self.options(tile, way) {
-                let held = way.held[bin].clone();
-                let joined = held.hull(&tile.keys[bin]);
+            let (options, count) = self.options(tile, way);
+            for (more, bin) in options.into_iter().take(count) {
+                let joined = way.held[bin].hull(&tile.keys[bin]);
+                let held = std::mem::replace(&mut way.held[bin], joined);
                 let bytes = way.bytes;
-                (way.held[bin], way.bytes) = (joined, if self.any { 0 } else { bytes + more });
+                way.bytes = if self.any { 0 } else { bytes + more };
                 way.loads[bin] += tile.cost;
                 way.owners.push(bin as u8);
                 self.visits += 1;
@@ -275,7 +277,9 @@ impl<'a> Search<'a> {
                 (way.held[bin], way.bytes) = (held, bytes);
             }
         }
-        way.held = before;
+        if let Some(before) = before {
+            way.held = before;
+        }
     }
 
     /// Whether no earlier path reached this state as cheaply.
@@ -289,8 +293,10 @@ impl<'a> Search<'a> {
                 (tile.alike[bin], way.loads[bin], held.start, held.end)
             }
         };
-        let mut state: Vec<_> = (0..way.loads.len()).map(of_bin).collect();
-        state.sort_unstable();
+        let mut state = [(0, 0, 0, 0); MOST_BINS];
+        let bins = &mut state[..way.loads.len()];
+        bins.iter_mut().enumerate().for_each(|(bin, it)| *it = of_bin(bin));
+        bins.sort_unstable();
         let bytes = if self.any { 0 } else { way.bytes };
         let before = self.reached.entry((at, state)).or_insert(i128::MAX);
         let is_new = bytes < *before;
@@ -299,9 +305,9 @@ impl<'a> Search<'a> {
     }
 
     /// Bins that can take a tile, with the bytes that it adds there: the cheapest first, or the
-    /// fullest first while bytes do not count.
-    fn options(&self, tile: &Tile, way: &Way) -> Vec<(i128, usize)> {
-        let mut options = Vec::with_capacity(way.loads.len());
+    /// fullest first while bytes do not count. And how many there are.
+    fn options(&self, tile: &Tile, way: &Way) -> ([(i128, usize); MOST_BINS], usize) {
+        let (mut options, mut count) = ([(0, 0); MOST_BINS], 0);
         for bin in 0..way.loads.len() {
             let is_same = |other: usize| {
                 way.loads[other] == way.loads[bin]
@@ -318,10 +324,12 @@ impl<'a> Search<'a> {
             }
             let held = &way.held[bin];
             let more = held.hull(&tile.keys[bin]).bytes() - held.bytes();
-            options.push((if self.any { room.into() } else { tile.queries[bin] + more }, bin));
+            let price = if self.any { room.into() } else { tile.queries[bin] + more };
+            options[count] = (price, bin);
+            count += 1;
         }
-        options.sort_unstable();
-        options
+        options[..count].sort_unstable();
+        (options, count)
     }
 }
 
