@@ -10,8 +10,10 @@
 //!  └───────────► Interrupted ──────► Killing(Done(Interrupted)) ► Done
 //! ```
 //!
-//! Every state but Running has an end in time: at its deadline everything that lives is killed, but for trainers that say that they
-//! are at work on their checkpoint, and have not been silent about it for as long as an interrupt waits. A job is done once all its trainers have said that they are: what their processes do then changes nothing.
+//! Every state but Running has an end in time: at its deadline everything that lives is killed. A trainer that
+//! says that it is at work on its checkpoint has longer: until it was silent about it for as long as an
+//! interrupt waits. A job is done once all its trainers have said that they are: what their processes do
+//! then changes nothing.
 
 use std::fmt;
 use std::time::Duration;

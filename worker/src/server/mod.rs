@@ -10,7 +10,8 @@
 //!    └────────────┘ next job: new links, a new secret
 //! ```
 //!
-//! SIGTERM is a drain: the controller takes the server out of the view, and it goes when nothing is left here. While the controller is away it serves until it is killed, as after any failure.
+//! SIGTERM is a drain: the controller takes the server out of the view, and the server goes when nothing
+//! is left here. While the controller is away it serves until it is killed, as after any failure.
 
 use std::process::ExitCode;
 use std::time::Duration;
