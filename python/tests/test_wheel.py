@@ -17,7 +17,7 @@ q, ends = torch.randn(5, 2, 8), torch.tensor([0, 2, 5])
 o = cadre.flash_attn_varlen_func(q, q, q, ends, ends, 3, 3, causal=True)
 assert torch.allclose(o[[0, 2]], q[[0, 2]])
 for it in ("torch-cpu", "torch-cuda"):
-    files = {one.name for one in pathlib.Path(cadre.__path__[0], "kernel/build", it).iterdir()}
+    files = {one.name for one in pathlib.Path(cadre.__path__[0], "kernel/build", it).iterdir() if one.is_file()}
     assert files == {"__init__.py", "metadata.json"}, files
 """
 
