@@ -7,6 +7,8 @@
 //! The model is that of a full-bisection network: every place has a link of its own, each way, and the way
 //! between is never the bottleneck but for the price of its distance.
 
+use std::rc::Rc;
+
 use serde::{Deserialize, Serialize};
 
 use crate::digest::Digest;
@@ -143,17 +145,19 @@ impl Links {
         self.unreachable.is_empty()
     }
 
-    /// Places that a place cannot reach, ascending.
-    pub(crate) fn beyond_reach(&self, place: usize) -> Vec<usize> {
-        let other = |&(a, b): &(u32, u32)| match (a as usize == place, b as usize == place) {
-            (true, _) => Some(b as usize),
-            (_, true) => Some(a as usize),
-            _ => None,
-        };
-        let mut beyond: Vec<usize> = self.unreachable.iter().filter_map(other).collect();
-        beyond.sort_unstable();
-        beyond.dedup();
-        beyond
+    /// By place, up to the last that cannot reach another: places that it cannot reach, ascending.
+    pub(crate) fn beyond_reach(&self) -> Vec<Rc<[usize]>> {
+        let places = self.unreachable.iter().map(|&(a, b)| a.max(b) as usize + 1).max();
+        let mut beyond = vec![Vec::new(); places.unwrap_or(0)];
+        for &(a, b) in &self.unreachable {
+            beyond[a as usize].push(b as usize);
+            beyond[b as usize].push(a as usize);
+        }
+        for it in &mut beyond {
+            it.sort_unstable();
+            it.dedup();
+        }
+        beyond.into_iter().map(Rc::from).collect()
     }
 
     pub(crate) fn check(&self, places: usize) -> Result<(), Error> {
@@ -219,6 +223,14 @@ impl Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_place_is_told_of_all_that_it_cannot_reach() {
+        let links = Links { unreachable: vec![(0, 3), (1, 0), (3, 0), (0, 1)], ..Links::equal() };
+        let beyond: Vec<Vec<usize>> = links.beyond_reach().iter().map(|it| it.to_vec()).collect();
+        assert_eq!(beyond, [vec![1, 3], vec![0], vec![], vec![0]]);
+        assert!(Links::equal().beyond_reach().is_empty());
+    }
 
     #[test]
     fn the_nearest_class_counts_and_the_slower_end_sets_the_price() {

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use super::groups::{Group, Span, put, take};
 use super::room::Limits;
@@ -28,7 +29,7 @@ pub(super) struct Bin<'a> {
     pub(super) slot: &'a Slot,
     place: usize,
     /// Places that it cannot reach, ascending.
-    pub(super) beyond: Vec<usize>,
+    pub(super) beyond: Rc<[usize]>,
     /// Cost that it should get.
     capacity: u64,
     load: u64,
@@ -92,6 +93,16 @@ impl Bin<'_> {
         u64::try_from(load).unwrap_or(u64::MAX)
     }
 
+    /// Most cost that it can get yet to finish by a time.
+    pub(super) fn room_by(&self, finish: u64) -> u64 {
+        self.most_by(finish).saturating_sub(self.load)
+    }
+
+    /// Cost with which it finishes after a time.
+    pub(super) fn over(&self, finish: u64) -> u64 {
+        self.load.saturating_sub(self.most_by(finish))
+    }
+
     pub(super) fn weight(&self) -> u64 {
         self.slot.weight.into()
     }
@@ -140,6 +151,7 @@ impl<'a> Bins<'a> {
         let tolerance = problem.tolerance;
         let level = tolerance.raised(level(&problem.slots, work));
         let (places, _) = problem.places();
+        let beyond = problem.links.beyond_reach();
         let slots = (0..).map(SlotId).zip(&problem.slots);
         let active = slots.filter(|(_, slot)| !slot.is_standby());
         let bins = (0..).zip(active).map(|(index, (id, slot))| {
@@ -148,7 +160,7 @@ impl<'a> Bins<'a> {
                 index,
                 slot,
                 place: places[id.0 as usize],
-                beyond: problem.links.beyond_reach(places[id.0 as usize]),
+                beyond: beyond.get(places[id.0 as usize]).cloned().unwrap_or_default(),
                 capacity: 0,
                 load: 0,
                 bytes: 0,

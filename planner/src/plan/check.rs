@@ -146,12 +146,11 @@ impl Plan {
             return Ok(());
         }
         let (places, _) = problem.places();
-        let beyond: Vec<Vec<usize>> =
-            places.iter().map(|it| problem.links.beyond_reach(*it)).collect();
+        let beyond = problem.links.beyond_reach();
         for (id, &Bundle { document, slot, ref keys, .. }) in (0..).map(BundleId).zip(&self.bundles)
         {
             let rows = self.tasks_of(id).iter().map(|it| &it.rows).chain([keys]);
-            let beyond = &beyond[slot.0 as usize];
+            let beyond = beyond.get(places[slot.0 as usize]).map_or(&[][..], |it| it);
             for piece in rows.flat_map(|it| problem.layout.locate(document, it.clone())) {
                 let rank = piece.rank;
                 if beyond.binary_search(&(rank.0 as usize)).is_ok() {

@@ -12,6 +12,7 @@ mod earliest;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::rc::Rc;
 
 use serde::{Deserialize, Serialize};
 
@@ -53,8 +54,8 @@ impl Assignment {
 ///
 /// 1. A bundle whose planned slot is alive (again) returns there.
 /// 2. The others move, dearest first. Of the slots that reach its rows and whose reserve can hold the bundle, those that
-///    would finish within 1/16 of the first to finish are taken, of these the one with the least
-///    bytes to pull, then the lowest number.
+///    would finish within 1/16 of the first to finish are taken, of these the one with the most rows at
+///    home, or where links differ the one that what it lacks reaches in the least time, then the lowest number.
 ///
 /// A standby slot takes part if `alive` says so, with weight 100: the caller decides when the pool
 /// counts as lost. With no slot alive all such bundles have no executor.
@@ -106,10 +107,14 @@ pub fn reassign(
         };
         let latest = earliest.saturating_add(earliest / 16);
         let at_home = rows_at_home(problem, plan, bundle);
-        let best = survivors
-            .with_most(&at_home, |it| it.finish(cost) <= latest && fits(it))
-            .or_else(|| survivors.first_by(latest, cost, fits))
-            .expect("the slot that finishes earliest is one of them");
+        let is_early = |it: &Survivor| it.finish(cost) <= latest && fits(it);
+        let best = if problem.links.are_equal() {
+            let most = survivors.with_most(&at_home, is_early);
+            most.or_else(|| survivors.first_by(latest, cost, fits))
+        } else {
+            survivors.nearest(problem, &at_home, is_early)
+        };
+        let best = best.expect("the slot that finishes earliest is one of them");
         survivors.give(best, cost);
         executors[bundle.0 as usize] = Some(survivors.all[best].id);
     }
@@ -125,7 +130,9 @@ struct Survivor<'a> {
     /// Bytes beside two phases of its own plan.
     reserve: u64,
     /// Places that it cannot reach.
-    beyond: Vec<usize>,
+    beyond: Rc<[usize]>,
+    /// In the network.
+    place: usize,
 }
 
 impl Survivor<'_> {
@@ -150,7 +157,7 @@ impl Survivor<'_> {
         };
         let rows = plan.tasks_of(bundle).iter().map(|task| &task.rows).chain([&it.keys]);
         let mut pieces = rows.flat_map(|rows| problem.layout.locate(it.document, rows.clone()));
-        pieces.all(|piece| !self.beyond.contains(&(piece.rank.0 as usize)))
+        pieces.all(|piece| self.beyond.binary_search(&(piece.rank.0 as usize)).is_err())
     }
 }
 
@@ -174,6 +181,7 @@ impl<'a> Survivors<'a> {
             }
         }
         let (places, _) = problem.places();
+        let beyond = problem.links.beyond_reach();
         let mut all = Vec::new();
         let mut at: BTreeMap<RankId, Vec<usize>> = BTreeMap::new();
         let mut alike: BTreeMap<u32, Vec<(u128, usize)>> = BTreeMap::new();
@@ -184,8 +192,9 @@ impl<'a> Survivors<'a> {
             }
             let own = phase(problem, plan, id).saturating_mul(2);
             let (load, reserve) = (loads[index], slot.memory.saturating_sub(own));
-            let beyond = problem.links.beyond_reach(places[index]);
-            let it = Survivor { id, slot, load, reserve, beyond };
+            let place = places[index];
+            let beyond = beyond.get(place).cloned().unwrap_or_default();
+            let it = Survivor { id, slot, load, reserve, beyond, place };
             if let Some(home) = slot.home {
                 at.entry(home).or_default().push(all.len());
             }
@@ -226,6 +235,25 @@ impl<'a> Survivors<'a> {
             slots.iter().map(move |at| (Reverse(*rows), *at))
         });
         there.filter(|it| good(&self.all[it.1])).min().map(|it| it.1)
+    }
+
+    /// Among the slots for which `good` holds, the one to which what it lacks of the rows of `ranks` takes the least time, then the
+    /// lowest number.
+    fn nearest(
+        &self,
+        problem: &Problem,
+        ranks: &BTreeMap<RankId, u64>,
+        good: impl Fn(&Survivor) -> bool,
+    ) -> Option<usize> {
+        let time = |it: &Survivor| -> u128 {
+            let ways = ranks.iter().map(|(rank, rows)| {
+                let price = problem.links.price(rank.0 as usize, it.place);
+                u128::from(*rows) * u128::from(price)
+            });
+            ways.sum()
+        };
+        let all = self.all.iter().enumerate().filter(|it| good(it.1));
+        all.map(|(at, it)| (time(it), at)).min().map(|it| it.1)
     }
 
     /// Adds work to one of the slots.

@@ -3,7 +3,8 @@
 use std::cmp::Reverse;
 
 use cadre_planner::{
-    Assignment, BundleId, Error, Plan, Problem, SlotId, memory_of, memory_of_slot, plan, reassign,
+    Assignment, BundleId, Distance, Error, Link, NOMINAL_RATE, Plan, Prices, Problem, SlotId,
+    memory_of, memory_of_slot, plan, reassign,
 };
 use proptest::prelude::*;
 
@@ -154,11 +155,46 @@ fn by_the_rule(
             here.map(|(piece, heads)| piece.rows.len() * heads).sum::<usize>()
         };
         let early = slots.into_iter().filter(|it| finish(*it) <= earliest + earliest / 16);
-        let best = early.min_by_key(|it| (Reverse(at_home(*it)), *it))?;
+        let time = |slot: u32| -> u64 {
+            let to = places[slot as usize];
+            let way = |(piece, heads): &(cadre_planner::Piece, usize)| {
+                let from = piece.rank.0 as usize;
+                (piece.rows.len() * heads) as u64 * price(problem, from, to)
+            };
+            pieces.iter().map(way).sum()
+        };
+        let best = if problem.links.places.is_empty() {
+            early.min_by_key(|it| (Reverse(at_home(*it)), *it))?
+        } else {
+            early.min_by_key(|it| (time(*it), *it))?
+        };
         loads[best as usize] += cost;
         executors[bundle.0 as usize] = Some(SlotId(best));
     }
     Some(executors)
+}
+
+/// Time of a byte on its way, at the slower end.
+fn price(problem: &Problem, from: usize, to: usize) -> u64 {
+    let Prices { node, rail, leaf, far } = problem.links.prices;
+    let percent = match problem.links.distance(from, to) {
+        Distance::Itself => 0,
+        Distance::Node => node,
+        Distance::Rail => rail,
+        Distance::Leaf => leaf,
+        Distance::Far => far,
+    };
+    let rate = problem.links.places[from].out.min(problem.links.places[to].into);
+    u64::from(percent) * u64::from(NOMINAL_RATE) / u64::from(rate)
+}
+
+/// Two places a node, every third with a slow interface.
+fn nodes(places: u32) -> Vec<Link> {
+    let link = |place: u32| {
+        let rate = NOMINAL_RATE / if place.is_multiple_of(3) { 4 } else { 1 };
+        Link { node: place / 2, rail: place % 2, leaf: place / 4, out: rate, into: rate }
+    };
+    (0..places).map(link).collect()
 }
 
 proptest! {
@@ -175,6 +211,7 @@ proptest! {
         standby in prop::collection::vec(prop::bool::weighted(0.2), 8),
         first in prop::collection::vec(any::<bool>(), 11),
         second in prop::collection::vec(any::<bool>(), 7),
+        known in any::<bool>(),
     ) {
         let mut problem = problem;
         for (slot, _) in problem.slots.iter_mut().zip(standby.iter().cycle()).skip(1).filter(|it| *it.1) {
@@ -183,6 +220,10 @@ proptest! {
         let places = problem.places().1 as u32;
         let is_pair = |(a, b): &(u32, u32)| a != b && *a < places && *b < places;
         problem.links.unreachable = pairs.into_iter().filter(is_pair).collect();
+        if known {
+            problem.links.places = nodes(places);
+            problem.links.prices = Prices { node: 12, rail: 100, leaf: 120, far: 150 };
+        }
         let Ok(plan) = plan(&problem) else {
             return Ok(());
         };
