@@ -8,6 +8,7 @@
 //! six thousandths earlier.
 
 use std::collections::BTreeSet;
+use std::ops::Range;
 
 use super::bins::{Bin, Bins};
 use super::prices::Prices;
@@ -23,7 +24,9 @@ const SAVED: i128 = 5;
 
 /// A plan that tolerates the later finish and keeps more rows at home; none if it is not much cheaper than `fine`.
 pub(super) fn cheaper<'a>(start: Bins<'a>, fine: &Bins<'a>) -> Option<Bins<'a>> {
-    if dearest_tile(&start) <= start.level / COARSE {
+    let problem = start.problem;
+    let heads = if problem.heads_may_part() { 0..1 } else { problem.all_heads() };
+    if dearest_tile(&start, heads) <= start.level / COARSE {
         return None;
     }
     let mut bins = start;
@@ -38,10 +41,9 @@ pub(super) fn cheaper<'a>(start: Bins<'a>, fine: &Bins<'a>) -> Option<Bins<'a>> 
     (is_cheap && !bins.all.iter().any(is_late)).then_some(bins)
 }
 
-/// Cost of the dearest tile row under as few heads as may be.
-fn dearest_tile(bins: &Bins<'_>) -> u64 {
+/// Cost of the dearest tile row under some heads.
+pub(super) fn dearest_tile(bins: &Bins<'_>, heads: Range<u16>) -> u64 {
     let problem = bins.problem;
-    let heads = if problem.heads_may_part() { 0..1 } else { problem.all_heads() };
     let longest = problem.layout.longest().into_iter();
     let cost = longest.flat_map(|document| {
         let rows = problem.document(document).rows;

@@ -26,6 +26,7 @@ mod exact;
 mod fill;
 mod give;
 mod groups;
+mod line;
 mod matching;
 mod pieces;
 mod pour;
@@ -208,7 +209,10 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
         best = other;
     }
     let fine = cycles::broken(best);
-    let mut bins = coarse::cheaper(start, &fine).unwrap_or(fine);
+    let mut bins = coarse::cheaper(start.clone(), &fine).unwrap_or(fine);
+    if let Some(line) = line::better(start, &bins) {
+        bins = line;
+    }
     if problem.links.reach_all() {
         exact::improve(&mut bins);
     }

@@ -9,7 +9,7 @@ use cadre_planner::{
 pub(crate) struct Draw(u64);
 
 impl Draw {
-    fn new(seed: u64) -> Self {
+    pub(crate) fn new(seed: u64) -> Self {
         let mut it = Self(seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1);
         for _ in 0..8 {
             it.next();
@@ -24,12 +24,12 @@ impl Draw {
         self.0 >> 11
     }
 
-    fn of<T: Copy>(&mut self, all: &[T]) -> T {
+    pub(crate) fn of<T: Copy>(&mut self, all: &[T]) -> T {
         all[self.next() as usize % all.len()]
     }
 
     /// Above 0, at most 1.
-    fn share(&mut self) -> f64 {
+    pub(crate) fn share(&mut self) -> f64 {
         ((self.next() >> 13) as f64 + 1.0) / (1_u64 << 40) as f64
     }
 }

@@ -21,4 +21,5 @@ mod regions;
 mod seeds;
 mod tolerance;
 mod traffic;
+mod windows;
 mod workloads;
