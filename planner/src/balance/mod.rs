@@ -13,7 +13,7 @@
 //! 4. [`even`]: from the slot that finishes last to those that finish first move pieces with the
 //!    least bytes per cost, until the last finishes within 1/508 of the level.
 //!
-//! If the plan does not fit the slots' memory, it is bent ([`bend`]) under several limits for the bytes of a slot and of a
+//! If a plan does not fit the slots' memory, it is bent ([`bend`]) under several limits for the bytes of a slot and of a
 //! bundle; of the plans that fit the one that finishes first is taken ([`within`]).
 
 mod bend;
@@ -80,21 +80,33 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
     }
     refuse_large_documents(problem)?;
     let digest = problem.digest();
-    let fits = |plan: &Plan| {
-        let is_small = reserve == 0 || largest_bundle(problem, plan) <= reserve;
-        is_small && check_beside(problem, plan, reserve).is_ok()
-    };
     let active = problem.slots.iter().filter(|it| !it.is_standby()).count();
-    let made = if active > MANY && problem.links.reach_all() {
-        regions::plan_all(problem, digest, regions::SLOTS_OF_A_REGION)
-    } else {
-        attempt(problem, digest)
-    };
-    match made {
-        Ok(plan) if fits(&plan) => Ok(plan),
-        Ok(_) | Err(Error::SlotFull { .. }) => within::plan_within_memory(problem, digest, reserve),
-        Err(error) => Err(error),
+    let fits = |plan: &Plan| fits(problem, plan, reserve);
+    let in_regions = active > MANY && problem.links.reach_all();
+    if in_regions {
+        let made = regions::plan_all(problem, digest, regions::SLOTS_OF_A_REGION);
+        match made {
+            Ok(plan) if fits(&plan) => return Ok(plan),
+            Ok(_) | Err(Error::SlotFull { .. }) => {}
+            Err(error) => return Err(error),
+        }
     }
+    best_of(problem, |asked| {
+        if !in_regions {
+            match made(problem, asked, digest) {
+                Ok(plan) if fits(&plan) => return Ok(plan),
+                Ok(_) | Err(Error::SlotFull { .. }) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        within::plan_within_memory(asked, digest, reserve)?.checked_for(problem)
+    })
+}
+
+/// Whether a plan leaves room for a bundle of `reserve` bytes, and has no larger one.
+fn fits(problem: &Problem, plan: &Plan, reserve: u64) -> bool {
+    let is_small = reserve == 0 || largest_bundle(problem, plan) <= reserve;
+    is_small && check_beside(problem, plan, reserve).is_ok()
 }
 
 /// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not bent.
@@ -143,39 +155,45 @@ pub(crate) fn of_region(problem: &Problem) -> Result<Plan, Error> {
 
 /// The plan without limits: of all that keep the tolerance or a narrower one, the best.
 fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
-    let mut best = attempt_within(problem, digest, problem);
+    best_of(problem, |asked| made(problem, asked, digest))
+}
+
+/// The best of the plans that are made as if something else were asked for: less tolerance, and links that are equal. So what a
+/// wider tolerance allows is tried beside what a narrower one does, and to know links is never worse than to ignore them.
+fn best_of(
+    problem: &Problem,
+    make: impl Fn(&Problem) -> Result<Plan, Error>,
+) -> Result<Plan, Error> {
+    let mut best = make(problem);
+    let mut other = |asked: &Problem| match (&best, make(asked)) {
+        (Ok(known), Ok(new)) if is_better(problem, &new, known) => best = Ok(new),
+        (Err(_), Ok(new)) => best = Ok(new),
+        _ => {}
+    };
+    // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made too.
+    let blind = |asked: &Problem| {
+        let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
+        Problem { links, ..asked.clone() }
+    };
+    let is_known = !problem.links.are_equal();
+    if is_known {
+        other(&blind(problem));
+    }
     for tolerance in problem.tolerance.narrower() {
         let narrow = Problem { tolerance, ..problem.clone() };
-        best = match (best, attempt_within(problem, digest, &narrow)) {
-            (Ok(best), Ok(other)) if is_better(problem, &other, &best) => Ok(other),
-            (Err(_), other) => other,
-            (best, _) => best,
-        };
+        other(&narrow);
+        if is_known {
+            other(&blind(&narrow));
+        }
     }
     best
 }
 
-/// The plan of a problem that is made as if it were `asked`, which has the same work and slots.
-fn attempt_within(problem: &Problem, digest: u64, asked: &Problem) -> Result<Plan, Error> {
-    let made = |asked: &Problem| {
-        search(asked).and_then(|mut it| {
-            it.problem = problem;
-            it.into_plan(digest)
-        })
-    };
-    let known = made(asked);
-    if problem.links.are_equal() {
-        return known;
-    }
-    // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made
-    // too, and the better one is taken.
-    let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
-    let blind = made(&Problem { links, ..asked.clone() });
-    match (known, blind) {
-        (Ok(known), Ok(blind)) if is_better(problem, &blind, &known) => Ok(blind),
-        (Err(_), Ok(blind)) => Ok(blind),
-        (known, _) => known,
-    }
+/// The plan without limits of a problem, made as if it were `asked`, which has the same work and slots.
+fn made(problem: &Problem, asked: &Problem, digest: u64) -> Result<Plan, Error> {
+    let mut bins = search(asked)?;
+    bins.problem = problem;
+    bins.into_plan(digest)
 }
 
 fn search(problem: &Problem) -> Result<Bins<'_>, Error> {

@@ -134,6 +134,12 @@ impl<'a> Draft<'a> {
 }
 
 impl Plan {
+    /// The same tasks as the plan of another problem with the same work and slots, checked.
+    pub(crate) fn checked_for(mut self, problem: &Problem) -> Result<Self, Error> {
+        self.bounds = self.verify(problem)?;
+        Ok(self)
+    }
+
     /// All tasks, by bundle, then first row.
     pub fn tasks(&self) -> &[Task] {
         &self.tasks

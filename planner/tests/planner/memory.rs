@@ -3,9 +3,10 @@
 //! Each case is drawn from a seed that is printed. Its plan without limits says what it needs (`memory`), and less than what no
 //! plan needs (`least_memory`); then all slots get the middle of both; of some seeds 1.4 and 1.05 times the bound, too.
 
-use cadre_planner::{Bounds, Plan, Problem, plan};
+use cadre_planner::{Bounds, Links, Plan, Problem, Tolerance, plan};
 
-use crate::draws::{Where, draw};
+use crate::draws::{Where, draw, links};
+use crate::seeds::first_seeds;
 
 const SEEDS: std::ops::Range<u64> = 600..606;
 /// Seeds below this one are tried near the bound, too.
@@ -74,4 +75,52 @@ fn memory_bends_a_plan_and_does_not_break_it() {
     println!("{found} of {near} have a plan at 1.05 times the bound");
     assert!(even * 6 >= cases * 5, "{even} of {cases} finish within 1.002");
     assert!(found * 3 >= near * 2, "{found} of {near} have a plan at 1.05 times the bound");
+}
+
+/// Where slots have half of the memory between what no plan needs and what the free plan does, to know links is not worse than to
+/// ignore them, and more tolerance does not load the busiest link more.
+#[test]
+fn bent_plans_keep_the_promises_of_links_and_of_tolerance() {
+    let (mut worse, mut cases) = (Vec::new(), 0);
+    for (first, count) in first_seeds("bent", 700, 6) {
+        for seed in first..first + count {
+            let place = [Where::InPlace, Where::Mixed, Where::Dedicated][seed as usize % 3];
+            let one_lane = seed.is_multiple_of(2);
+            let mut blind = draw(seed, place, one_lane);
+            // Bending takes seconds.
+            if blind.slots.len() > 24 {
+                continue;
+            }
+            let free = plan(&blind).unwrap().bounds();
+            let memory = free.least_memory.midpoint(free.memory);
+            blind.slots.iter_mut().for_each(|it| it.memory = memory);
+            let known = Problem { links: links(&blind, seed), ..blind.clone() };
+            let wide = Tolerance::new(1.05).unwrap();
+            let Ok(usual) = plan(&blind) else { continue };
+            cases += 1;
+            let name = format!("seed {seed}, {place:?}, one lane {one_lane}");
+            // Late by how much, then the busiest link.
+            let told = |problem: &Problem, plan: &Plan| {
+                let it = plan.bounds();
+                let link = cadre_planner::Traffic::of(problem, plan).busiest();
+                (it.finish.saturating_sub(it.level + it.level / 504), link)
+            };
+            let (with, without) = (plan(&known).unwrap(), told(&known, &usual));
+            assert_eq!(with.check(&known), Ok(()), "{name}");
+            let with = told(&known, &with);
+            println!("{name}: links known {:.3}", with.1 as f64 / without.1.max(1) as f64);
+            if with > without {
+                worse.push(format!("{name}: links known {with:?}, ignored {without:?}"));
+            }
+            let loose = Problem { tolerance: wide, links: Links::equal(), ..blind.clone() };
+            let loose_plan = plan(&loose).unwrap();
+            assert_eq!(loose_plan.check(&loose), Ok(()), "{name}");
+            let (it, before) = (loose_plan.bounds(), usual.bounds());
+            println!("{name}: 1.05 tolerated {:.3}", it.link as f64 / before.link.max(1) as f64);
+            if before.finish <= it.level + it.level / 20 && it.link > before.link {
+                worse.push(format!("{name}: 1.05 tolerated {it:?}, usual {before:?}"));
+            }
+        }
+    }
+    assert!(cases > 0 && worse.is_empty(), "{} of {cases}:\n{}", worse.len(), worse.join("\n"));
 }
