@@ -14,6 +14,14 @@ pub(crate) fn row(table: &mut Table, name: &str, value: String) {
     table.add_row([name.to_owned(), value]);
 }
 
+/// Bytes, and the least that they could be where that is known.
+pub(crate) fn at_least(bytes: u64, least: u64) -> String {
+    let gigabytes = |bytes: u64| bytes as f64 / 1e9;
+    let bound =
+        if least > 0 { format!(", at least {:.2} GB", gigabytes(least)) } else { String::new() };
+    format!("{:.2} GB{bound}", gigabytes(bytes))
+}
+
 /// An empty table, in the style of all of Cadre's.
 pub(crate) fn table() -> Table {
     let mut table = Table::new();

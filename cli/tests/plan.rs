@@ -110,6 +110,31 @@ fn slots_of_their_own_share_by_weight() {
     assert!(table.contains("max/mean") && table.contains("busiest link"), "{table}");
 }
 
+/// Gaps and bounds of the plan are in the table, as they are in the JSON; the picture has each rank and each slot.
+#[test]
+fn what_is_known_of_a_plan_is_said_and_drawn() {
+    let folder = place(&workload());
+    let args = ["--slots", "3", "--lanes", "8", "--picture", "p.svg"];
+    let (_, out, _) = planned(folder.path(), &[&args[..], &["--json"]].concat());
+    let report: Value = serde_json::from_str(&out).unwrap();
+    let (_, table, _) = planned(folder.path(), &args);
+    let percent = |name: &str| format!("{:.0} %", 100.0 * report[name].as_f64().unwrap());
+    let least = number(&report["least_memory_bytes"]) as f64 / 1e9;
+    assert!(least > 0.0 && number(&report["memory_bytes"]) as f64 / 1e9 >= least);
+    says(&table, "above their bound", &percent("gap_bytes"));
+    says(&table, "above its bound", &percent("gap_link"));
+    says(&table, "memory of a slot", &format!("at least {least:.2} GB"));
+    let picture = fs::read_to_string(folder.path().join("p.svg")).unwrap();
+    for (bar, times) in [("trainer 0", 1), ("trainer 3", 1), ("server 2", 1), ("server 3", 0)] {
+        assert_eq!(picture.matches(&format!(">{bar}<")).count(), times, "{bar}");
+    }
+}
+
+fn says(table: &str, name: &str, value: &str) {
+    let is_row = |line: &str| line.contains(name) && line.contains(value);
+    assert!(table.lines().any(is_row), "{name}: {value}\n{table}");
+}
+
 #[test]
 fn what_may_be_uneven_asks_less_of_the_busiest_link() {
     let folder = place(&workload());
@@ -230,6 +255,15 @@ fn a_job_is_sized_and_drawn_before_it_runs() {
             && picture.contains("server 1")
             && picture.contains("trainer 0")
     );
+    let (most, least) = (number(&enough["memory_bytes"]), number(&enough["least_memory_bytes"]));
+    let bytes = number(&enough["header_bytes"]);
+    assert!(0 < least && least <= most && bytes > 100, "{enough}");
+    let (_, table, _) = sized(folder.path(), &["--nodes", "9", "--profile", "p.json"]);
+    let gap = |name: &str| format!("{:.1} %", 100.0 * enough[name].as_f64().unwrap());
+    says(&table, "above the bounds", &format!("finish {}", gap("gap_compute")));
+    says(&table, "above the bounds", &format!("busiest link {}", gap("gap_link")));
+    says(&table, "memory of a slot", &format!("at least {:.2} GB", least as f64 / 1e9));
+    says(&table, "header of a step", &format!("{:.1} KB", bytes as f64 / 1e3));
     // Windows are less attention than documents without, but each layer waits for its own.
     let manifest = folder.path().join("near.yaml");
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");

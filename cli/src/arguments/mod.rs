@@ -206,8 +206,8 @@ pub(crate) struct PlanOptions {
     /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
     #[arg(long, value_name = "FILE", requires = "files")]
     pub(crate) lengths: Option<String>,
-    /// With -f: draw slots as bars and documents as colours, before and after, as SVG.
-    #[arg(long, value_name = "FILE", requires = "files")]
+    /// Draw slots as bars and documents as colours, before and after, as SVG.
+    #[arg(long, value_name = "FILE")]
     pub(crate) picture: Option<PathBuf>,
     /// Dedicated slots; default: one in place at each rank.
     #[arg(long, value_name = "N")]

@@ -63,10 +63,15 @@ pub(crate) fn plan(options: &PlanOptions) -> Result<String, PlanError> {
     let plan = plan.map_err(refuse)?;
     let (_, lists_seconds) = timed(|| Pulls::of(&problem, &plan));
     let before = cadre_planner::imbalance_at_home(&problem).map_err(refuse)?;
-    if let Some(path) = &options.out {
-        let text = file::text(&problem, &plan);
+    let write = |path: &PathBuf, text: String| {
         std::fs::write(path, text)
-            .map_err(|source| PlanError::Unwritable { path: path.clone(), source })?;
+            .map_err(|source| PlanError::Unwritable { path: path.clone(), source })
+    };
+    if let Some(path) = &options.out {
+        write(path, file::text(&problem, &plan))?;
+    }
+    if let Some(path) = &options.picture {
+        write(path, size::picture::of_plan(&workload.name, &problem, &plan))?;
     }
     let seconds = (plan_seconds, lists_seconds);
     let report = Report::new(&workload, &problem, &plan, before, seconds);

@@ -36,6 +36,10 @@ pub(super) struct Report {
     gap_link: Option<f64>,
     /// How many more bytes of Q, K and V move than in the best possible plan with this finish, at most.
     gap_bytes: Option<f64>,
+    /// Most that a slot needs for rows and results.
+    memory_bytes: u64,
+    /// What a slot of any plan with this finish needs, at least.
+    least_memory_bytes: u64,
 }
 
 impl Report {
@@ -77,6 +81,8 @@ impl Report {
             gap_compute: bounds.gap_ppm as f64 / 1e6,
             gap_link: gap(bounds.link, bounds.least_link),
             gap_bytes: gap(bounds.pulled, bounds.least_pulled),
+            memory_bytes: bounds.memory,
+            least_memory_bytes: bounds.least_memory,
         }
     }
 
@@ -110,6 +116,10 @@ impl Report {
             "busiest link at 50 GB/s",
             format!("{:.1} ms forward, {:.1} ms backward", 1e3 * forward, 1e3 * backward),
         );
+        if let Some(gap) = self.gap_link {
+            row("above its bound", format!("{:.0} %", 100.0 * gap));
+        }
+        row("memory of a slot", printed::at_least(self.memory_bytes, self.least_memory_bytes));
         row("tasks", format!("{}, of which {} move", self.tasks, self.tasks_moved));
         let (plan, lists) = (self.plan_seconds, self.lists_seconds);
         row("planning", format!("{:.2} ms, transfer lists {:.2} ms", 1e3 * plan, 1e3 * lists));

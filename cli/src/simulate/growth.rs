@@ -5,8 +5,9 @@
 
 use std::time::Instant;
 
-use cadre_planner::{Pulls, RankSum, Regions, SLOTS_OF_A_REGION, SlotId, plan};
+use cadre_planner::{Problem, Pulls, RankSum, Regions, SLOTS_OF_A_REGION, SlotId, plan};
 use cadre_simulator::{Cluster, Lay, LengthSet, Model, Sampler, SimulationError};
+use cadre_step::packing::Packing;
 use serde::Serialize;
 
 use super::tables::text;
@@ -32,6 +33,8 @@ pub(super) struct GrowthRow {
     pub(super) own_documents: usize,
     /// Bytes of the sums of all ranks.
     pub(super) sums_bytes: usize,
+    /// Bytes of a header: its documents, where their rows are, and its slots; all else is below a kilobyte.
+    pub(super) header_bytes: usize,
     /// Finish above the bound, in millionths.
     pub(super) gap_ppm: u64,
 }
@@ -80,8 +83,16 @@ fn row(
         own_seconds,
         own_documents: part.documents,
         sums_bytes: sums.len() * RankSum::BYTES,
+        header_bytes: header_bytes(&problem)?,
         gap_ppm: plan.bounds().gap_ppm,
     })
+}
+
+/// Size of what grows with a job in the header of a step with this nano-batch.
+fn header_bytes(problem: &Problem) -> Result<usize, SimulationError> {
+    let lengths: Vec<u32> = problem.layout.documents().iter().map(|it| it.rows).collect();
+    let packing = Packing::new(&lengths, problem.layout.ranks().to_vec())?;
+    Ok(postcard::to_stdvec(&(packing, &problem.slots)).map_or(0, |it| it.len()))
 }
 
 pub(super) fn table(rows: &[GrowthRow]) -> String {
@@ -94,6 +105,7 @@ pub(super) fn table(rows: &[GrowthRow]) -> String {
         "one rank's part (ms)",
         "its documents",
         "sums (KB)",
+        "header (KB)",
         "above bound",
     ];
     let rows = rows.iter().map(|it| {
@@ -106,6 +118,7 @@ pub(super) fn table(rows: &[GrowthRow]) -> String {
             format!("{:.1}", 1e3 * it.own_seconds),
             it.own_documents.to_string(),
             format!("{:.1}", it.sums_bytes as f64 / 1e3),
+            format!("{:.1}", it.header_bytes as f64 / 1e3),
             format!("{:.3} %", it.gap_ppm as f64 / 1e4),
         ]
     });

@@ -205,6 +205,12 @@ impl Drawn {
         Self::of(job, servers, step, &drawn_lengths(job, step)?)
     }
 
+    /// Size of the header of a drawn step, as it is sent.
+    pub(super) fn header_bytes(job: &Job, servers: u32, step: u64) -> Result<usize, SizeError> {
+        let header = header(job, servers, step, &drawn_lengths(job, step)?)?;
+        Ok(postcard::to_stdvec(&header).expect("a header is plain data").len())
+    }
+
     /// Plans a step of these documents, as [`Self::all`] does.
     pub(super) fn of(
         job: &Job,

@@ -10,7 +10,7 @@
 
 mod draw;
 pub(crate) mod observed;
-mod picture;
+pub(super) mod picture;
 mod report;
 pub(crate) mod simulated;
 

@@ -5,7 +5,8 @@
 
 use std::fmt::Write as _;
 
-use cadre_planner::{DocumentId, RankId, SlotId};
+use cadre_planner::{DocumentId, Plan, Problem, RankId, SlotId};
+use cadre_step::layers::Kind;
 
 use super::draw::Drawn;
 use super::{Job, SizeError};
@@ -23,15 +24,32 @@ type Bar = (String, Vec<(DocumentId, f64)>);
 /// Draws the first nano-batch of the first step, in a layer of each kind; one scale for all of them.
 pub(super) fn draw(job: &Job, servers: u32) -> Result<String, SizeError> {
     let kinds = job.stack.core().kinds();
-    let mut halves: Vec<(String, Vec<Bar>)> = Vec::new();
     // The plans of the first nano-batch come first.
-    for (kind, drawn) in kinds.iter().zip(Drawn::all(job, servers, 0)?) {
+    let drawn = Drawn::all(job, servers, 0)?;
+    let of = |(kind, it): (&Kind, &Drawn)| {
         let of = if kinds.len() > 1 { format!(", {kind}") } else { String::new() };
-        halves.push((format!("attention of each trainer's own rows{of}"), at_home(&drawn)));
-        halves.push((format!("attention as planned{of}"), planned(&drawn)));
-    }
+        [
+            (format!("attention of each trainer's own rows{of}"), at_home(&it.problem)),
+            (format!("attention as planned{of}"), planned(&it.problem, &it.plan)),
+        ]
+    };
+    let halves: Vec<_> = kinds.iter().zip(&drawn).flat_map(of).collect();
+    Ok(svg(&job.name, &halves, kinds.len()))
+}
+
+/// Draws one plan: each rank with its own rows, then the slots.
+pub(crate) fn of_plan(name: &str, problem: &Problem, plan: &Plan) -> String {
+    let halves = [
+        ("attention of each rank's own rows".to_owned(), at_home(problem)),
+        ("attention as planned".to_owned(), planned(problem, plan)),
+    ];
+    svg(name, &halves, 1)
+}
+
+/// Bars under titles, as high as so many pictures of them ask for.
+fn svg(name: &str, halves: &[(String, Vec<Bar>)], pictures: usize) -> String {
     let bars: Vec<&Bar> = halves.iter().flat_map(|it| &it.1).collect();
-    let height = (360.0 * kinds.len() as f64 / bars.len() as f64).clamp(2.0, 22.0);
+    let height = (360.0 * pictures as f64 / bars.len() as f64).clamp(2.0, 22.0);
     let total = halves.len() as f64 * TITLE + bars.len() as f64 * height + 20.0;
     let long = |bar: &&Bar| bar.1.iter().map(|it| it.1).sum::<f64>();
     let scale = BARS / bars.iter().map(long).fold(1.0, f64::max);
@@ -40,12 +58,12 @@ pub(super) fn draw(job: &Job, servers: u32) -> Result<String, SizeError> {
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let mut y = 0.0;
-    for (title, bars) in &halves {
+    for (title, bars) in halves {
         let _ = writeln!(
             svg,
             "<text x=\"8\" y=\"{:.1}\" font-size=\"14\">{}: {title}</text>",
             y + 22.0,
-            escape(&job.name)
+            escape(name)
         );
         y += TITLE;
         for (name, documents) in bars {
@@ -54,7 +72,7 @@ pub(super) fn draw(job: &Job, servers: u32) -> Result<String, SizeError> {
         }
     }
     svg.push_str("</svg>\n");
-    Ok(svg)
+    svg
 }
 
 fn bar(
@@ -94,8 +112,7 @@ fn bar(
     }
 }
 
-fn at_home(drawn: &Drawn) -> Vec<Bar> {
-    let problem = &drawn.problem;
+fn at_home(problem: &Problem) -> Vec<Bar> {
     let heads = f64::from(problem.heads.query);
     let ranks = 0..problem.layout.ranks().len() as u32;
     let bar = |rank: u32| {
@@ -109,8 +126,7 @@ fn at_home(drawn: &Drawn) -> Vec<Bar> {
     ranks.map(bar).collect()
 }
 
-fn planned(drawn: &Drawn) -> Vec<Bar> {
-    let Drawn { problem, plan } = drawn;
+fn planned(problem: &Problem, plan: &Plan) -> Vec<Bar> {
     let bar = |(slot, it): (SlotId, &cadre_planner::Slot)| {
         let name = it
             .home

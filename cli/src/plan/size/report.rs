@@ -1,6 +1,6 @@
 //! What a job needs and gets, as one line of JSON or as a table.
 
-use cadre_planner::{Profile, servers_for};
+use cadre_planner::{Bounds, Profile, servers_for};
 use serde::Serialize;
 
 use super::draw::{Drawn, Layer, Machine};
@@ -53,6 +53,16 @@ struct Speeds {
     tokens_per_second: f64,
     /// Most that a slot needs, all its lanes together.
     memory_bytes: u64,
+    /// What a slot needs at least for the dearest of these plans.
+    least_memory_bytes: u64,
+    /// How much later the last slot finishes than in the best possible plan, at most; of the worst plan.
+    gap_compute: f64,
+    /// How many more bytes of Q, K and V move than in the best possible plan with this finish, at most; of the worst plan.
+    gap_bytes: Option<f64>,
+    /// How much longer the busiest link needs than in the best possible plan with this finish, at most; of the worst plan.
+    gap_link: Option<f64>,
+    /// Size of the largest header, from which all processes plan a step.
+    header_bytes: usize,
 }
 
 /// How many layers of a job have each kind.
@@ -216,12 +226,15 @@ impl Speeds {
                 all.exposed += layer.exposed * layers;
                 all.busiest += layer.busiest * layers;
                 speeds.max_over_mean = speeds.max_over_mean.max(drawn.balance());
+                speeds.compare(&drawn.plan.bounds());
                 if let Ok((most, mean)) = cadre_planner::imbalance_at_home(&drawn.problem) {
                     let before = most as f64 / (mean as f64).max(1.0);
                     speeds.max_over_mean_before = speeds.max_over_mean_before.max(before);
                 }
             }
             speeds.memory_bytes = speeds.memory_bytes.max(Drawn::memory(&plans));
+            let bytes = Drawn::header_bytes(job, servers, step)?;
+            speeds.header_bytes = speeds.header_bytes.max(bytes);
             let digest = cadre_step::planned::plans_digest(plans.iter().map(|it| &it.plan));
             speeds.plans.push(format!("{digest:016x}"));
             all.time += time;
@@ -237,9 +250,29 @@ impl Speeds {
         Ok(speeds)
     }
 
+    /// Takes in how far a plan is from its bounds.
+    fn compare(&mut self, it: &Bounds) {
+        let gap =
+            |reached: u64, least: u64| (least > 0).then(|| reached as f64 / least as f64 - 1.0);
+        let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
+        self.gap_compute = self.gap_compute.max(it.gap_ppm as f64 / 1e6);
+        self.gap_bytes = most(self.gap_bytes, gap(it.pulled, it.least_pulled));
+        self.gap_link = most(self.gap_link, gap(it.link, it.least_link));
+        self.least_memory_bytes = self.least_memory_bytes.max(it.least_memory);
+    }
+
     fn rows(&self, row: &mut impl FnMut(&str, String)) {
         let (after, before) = (self.max_over_mean, self.max_over_mean_before);
         row("max/mean", format!("{after:.3}, unplanned {before:.3}"));
+        let gaps = [
+            ("finish", Some(self.gap_compute)),
+            ("Q and KV pulled", self.gap_bytes),
+            ("busiest link", self.gap_link),
+        ];
+        let gaps = gaps
+            .into_iter()
+            .filter_map(|(name, gap)| Some(format!("{name} {:.1} %", 100.0 * gap?)));
+        row("above the bounds", gaps.collect::<Vec<_>>().join(", "));
         let [slow, fast] = self.steps_per_second;
         row(
             "steps a second",
@@ -247,6 +280,7 @@ impl Speeds {
         );
         row("busiest link", format!("{:.2} GB/s a lane", self.link_bytes_per_second / 1e9));
         row("waiting for links", format!("{:.1} % of a step", 100.0 * self.exposed_communication));
-        row("memory of a slot", format!("{:.2} GB", self.memory_bytes as f64 / 1e9));
+        row("memory of a slot", printed::at_least(self.memory_bytes, self.least_memory_bytes));
+        row("header of a step", format!("{:.1} KB", self.header_bytes as f64 / 1e3));
     }
 }
