@@ -73,7 +73,10 @@ pub(crate) fn simulate(options: &SimulateOptions) -> Result<String, SimulateErro
                 .map(|it| ours::row(it, set, &lengths, seed, batches))
                 .collect();
             let rows = rows.map_err(refuse)?;
-            (options.text(&rows, || tables::ours(&rows)), ("ours", figures::ours(set, &rows)))
+            (
+                options.text(&rows, || tables::ours(&rows) + "\n" + &tables::overlaps(&rows)),
+                ("ours", figures::ours(set, &rows)),
+            )
         }
         TableKind::Churn => {
             let spreads = churn::spreads(set, &lengths, seed).map_err(refuse)?;

@@ -153,6 +153,41 @@ pub(super) fn ours(rows: &[OursRow]) -> String {
     text(&head, rows.iter().map(line))
 }
 
+/// Our step against what no plan can do without, and each system with each overlap on the same kernel.
+pub(super) fn overlaps(rows: &[OursRow]) -> String {
+    let head = [
+        "GPUs",
+        "batch",
+        "ideal (s)",
+        "links at least (s)",
+        "reached",
+        "packed: one stream",
+        "in call",
+        "greedy: one stream",
+        "in call",
+        "ping-pong",
+        "both",
+        "own bytes",
+        "ours: one stream",
+        "in call",
+        "ping-pong",
+        "both",
+    ];
+    let line = |it: &OursRow| {
+        let [processors, batch] = size(&it.setting);
+        let bounds = [seconds(it.ideal_nanos), seconds(it.link_bound_nanos)];
+        let packed = [it.packed_hopper_nanos, it.packed_in_call_nanos].map(seconds);
+        let greedy = it.greedy_overlaps.into_iter().chain([it.greedy_own_nanos]).map(seconds);
+        let ours = it.ours_overlaps.into_iter().chain([it.stages[4]]).map(seconds);
+        let mut line = vec![processors, batch];
+        line.extend(bounds);
+        line.push(format!("{:.3}", it.reached()));
+        line.extend(packed.into_iter().chain(greedy).chain(ours));
+        line
+    };
+    text(&head, rows.iter().map(line))
+}
+
 pub(super) fn spreads(rows: &[SpreadRow]) -> String {
     let line = |it: &SpreadRow| {
         vec![
@@ -175,6 +210,7 @@ pub(super) fn churn(rows: &[ChurnRow]) -> String {
         "moved (MB a layer)",
         "step (s)",
         "lost (s)",
+        "planned anew (s)",
     ];
     let line = |it: &ChurnRow| {
         vec![
@@ -186,6 +222,7 @@ pub(super) fn churn(rows: &[ChurnRow]) -> String {
             format!("{:.0}", it.bytes_moved as f64 / 1e6),
             seconds(it.nanos),
             seconds(it.lost_nanos),
+            seconds(it.anew_nanos),
         ]
     };
     text(&head, rows.iter().map(line))

@@ -7,7 +7,9 @@
 //! A loss in the middle of a step costs the time until it is declared, then the moved bundles run on survivors; the
 //! rest of the step goes on with the assignment of `reassign`.
 
-use cadre_planner::{Assignment, BundleId, Plan, Problem, SlotId, plan, reassign};
+use cadre_planner::{Assignment, BundleId, Learnt, Plan, Problem, SlotId, plan, reassign};
+use rand_chacha::ChaCha8Rng;
+use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Serialize;
 
 use crate::SimulationError;
@@ -23,6 +25,8 @@ pub const DETECTION: Nanos = 600_000_000;
 const RANKS: u16 = 16;
 /// Dedicated slots of the pool.
 const SLOTS: u16 = 16;
+/// Reports from which a weight is learnt.
+const REPORTS: usize = 16;
 /// Steps of the churn.
 const STEPS: usize = 12;
 
@@ -33,6 +37,8 @@ pub struct SpreadRow {
     pub name: String,
     /// Slots.
     pub slots: usize,
+    /// By slot: the weight that it is planned with, and its true speed.
+    pub weights: Vec<[u32; 2]>,
     /// Finish of the last slot over the mean finish, minus one, in millionths.
     pub last_over_mean_ppm: u64,
     /// Finish of the last slot over that of the first, minus one, in millionths.
@@ -59,6 +65,8 @@ pub struct ChurnRow {
     pub nanos: Nanos,
     /// The part of it that a loss costs: the time until it is declared, and that of the moved bundles of both phases in flight.
     pub lost_nanos: Nanos,
+    /// Time of a step that is planned for the slots that are alive at its end.
+    pub anew_nanos: Nanos,
 }
 
 /// How far apart slots of unlike speed finish.
@@ -75,6 +83,8 @@ pub fn spreads(
     let mixed: Vec<u32> = (0..u32::from(SLOTS)).map(|it| 100 << (it % 3)).collect();
     let mut slow = same.clone();
     slow[0] = 80;
+    // What reports of steps teach, each up to 3 % off.
+    let learnt = |speeds: &[u32]| learnt(speeds, seed);
     let mut noisy = same.clone();
     for (index, speed) in noisy.iter_mut().enumerate() {
         *speed = 97 + index as u32 % 7;
@@ -83,11 +93,12 @@ pub fn spreads(
         ("all alike", same.clone(), same.clone()),
         ("weights 1:2:4", mixed.clone(), mixed),
         ("one slot at 0.8, not known", same.clone(), slow.clone()),
-        ("one slot at 0.8, learnt", slow.clone(), slow),
+        ("one slot at 0.8, learnt in 16 steps", learnt(&slow), slow),
         ("up to 3 % apart, not known", same, noisy.clone()),
-        ("up to 3 % apart, learnt in steps of 1 %", noisy.clone(), noisy),
+        ("up to 3 % apart, learnt in 16 steps", learnt(&noisy), noisy),
     ];
     let row = |(name, weights, speeds): (&str, Vec<u32>, Vec<u32>)| {
+        let both = weights.iter().zip(&speeds).map(|(weight, speed)| [*weight, *speed]).collect();
         let problem = problem(set, lengths, seed, weights)?;
         let plan = plan(&problem)?;
         let times: Vec<u64> = (0..)
@@ -100,11 +111,27 @@ pub fn spreads(
         Ok(SpreadRow {
             name: name.to_owned(),
             slots: times.len(),
+            weights: both,
             last_over_mean_ppm: over(most, mean),
             spread_ppm: over(most, least),
         })
     };
     cases.into_iter().map(row).collect()
+}
+
+/// Weights after [`REPORTS`] reports of each slot, of which each is off by up to 3 %.
+fn learnt(speeds: &[u32], seed: u64) -> Vec<u32> {
+    const EXPECTED: u64 = 1_000_000_000;
+    let mut random = ChaCha8Rng::seed_from_u64(seed);
+    let of_slot = |speed: &u32| {
+        let mut learnt = Learnt::new(100);
+        for _ in 0..REPORTS {
+            let off = 9_700 + random.next_u64() % 601;
+            learnt.report(EXPECTED, EXPECTED * off / (100 * u64::from(*speed)));
+        }
+        learnt.weight
+    };
+    speeds.iter().map(of_slot).collect()
 }
 
 fn least(times: &[u64]) -> u64 {
@@ -115,7 +142,8 @@ fn over(most: u64, base: u64) -> u64 {
     (u128::from(most - base.min(most)) * 1_000_000 / u128::from(base.max(1))) as u64
 }
 
-/// A pool that loses a slot in the middle of every third step. Two steps later the slot is filled again.
+/// A pool that loses a slot in the middle of every third step. Two steps later the slot is filled again. All steps have the same
+/// documents, so that they differ by what happens alone.
 ///
 /// # Errors
 ///
@@ -123,11 +151,12 @@ fn over(most: u64, base: u64) -> u64 {
 pub fn churn(set: LengthSet, lengths: &[u64], seed: u64) -> Result<Vec<ChurnRow>, SimulationError> {
     let mut alive = vec![true; usize::from(SLOTS)];
     let mut rows = Vec::new();
+    let problem = problem(set, lengths, seed, vec![100; alive.len()])?;
+    let whole = plan(&problem)?;
     for number in 0..STEPS {
         let lost = (number % 3 == 1).then_some(number % usize::from(SLOTS));
-        let problem = problem(set, lengths, seed + number as u64, vec![100; alive.len()])?;
-        let plan = plan(&problem)?;
-        let before = reassign(&problem, &plan, &Assignment::planned(&plan), &alive)?;
+        let plan = &whole;
+        let before = reassign(&problem, plan, &Assignment::planned(plan), &alive)?;
         let mut event = String::from("none");
         if number % 3 == 0 && number > 0 {
             event = "the vacant slot is filled".into();
@@ -136,8 +165,9 @@ pub fn churn(set: LengthSet, lengths: &[u64], seed: u64) -> Result<Vec<ChurnRow>
             alive[slot] = false;
             event = format!("slot {slot} is lost between forward and backward");
         }
-        let after = reassign(&problem, &plan, &before, &alive)?;
-        rows.push(step(number, event, &problem, &plan, [&before, &after], &alive));
+        let after = reassign(&problem, plan, &before, &alive)?;
+        let row = step(number, event, &problem, plan, [&before, &after], &alive);
+        rows.push(ChurnRow { anew_nanos: anew(&problem, &alive)?, ..row });
         if number % 3 == 2 {
             alive.fill(true);
         }
@@ -174,18 +204,6 @@ fn step(
     } else {
         0
     };
-    let step = Step {
-        model,
-        machine,
-        layers: model.layers,
-        overlap: Overlap::Both,
-        replicas: RANKS.into(),
-    };
-    let (forward, backward) = ([first.clone(), first], [second.clone(), second.clone()]);
-    let passes = [
-        Pass { direction: Direction::Forward, nanos: &forward },
-        Pass { direction: Direction::Backward, nanos: &backward },
-    ];
     let loads: Vec<u64> = (0..)
         .zip(alive)
         .filter(|(_, alive)| **alive)
@@ -199,9 +217,39 @@ fn step(
         imbalance_ppm: over(loads.iter().copied().max().unwrap_or(0), mean),
         bundles_moved,
         bytes_moved: moved.total().inputs,
-        nanos: step.run(&passes).nanos + lost_nanos,
+        nanos: time(first, second) + lost_nanos,
         lost_nanos,
+        anew_nanos: 0,
     }
+}
+
+/// Time of a step of two nano-batches, each a phase forward and a phase backward.
+fn time(forward: Phase, backward: Phase) -> Nanos {
+    let model = Model::B8;
+    let step = Step {
+        model,
+        machine: Machine::h200(Kernel::HOPPER),
+        layers: model.layers,
+        overlap: Overlap::Both,
+        replicas: RANKS.into(),
+    };
+    let (forward, backward) = ([forward.clone(), forward], [backward.clone(), backward]);
+    let passes = [
+        Pass { direction: Direction::Forward, nanos: &forward },
+        Pass { direction: Direction::Backward, nanos: &backward },
+    ];
+    step.run(&passes).nanos
+}
+
+/// Time of a step that is planned for the slots that are alive.
+fn anew(problem: &Problem, alive: &[bool]) -> Result<Nanos, SimulationError> {
+    let mut problem = problem.clone();
+    for (slot, _) in problem.slots.iter_mut().zip(alive).filter(|it| !*it.1) {
+        slot.weight = 0;
+    }
+    let plan = plan(&problem)?;
+    let phase = Phase::of_plan(&Model::B8, &problem, &plan);
+    Ok(time(phase.clone(), phase))
 }
 
 /// One nano-batch of 64K tokens a rank, and dedicated slots of some weights.

@@ -35,14 +35,29 @@ pub struct OursRow {
     pub stages: [Nanos; 5],
     /// Ours in one stream, in one call, and by ping-pong alone.
     pub ours_overlaps: [Nanos; 3],
+    /// The published planner on the Hopper kernel in one stream, in one call, by ping-pong, and by both.
+    pub greedy_overlaps: [Nanos; 4],
+    /// The published planner on the Hopper kernel by ping-pong, with the bytes that its own system moves backward.
+    pub greedy_own_nanos: Nanos,
+    /// Best packing on a Hopper kernel with local work first in every call.
+    pub packed_in_call_nanos: Nanos,
     /// Step without any transfer and with perfect balance: no plan is faster.
     pub ideal_nanos: Nanos,
+    /// What the busiest link of the step needs at least, whatever plan is as even, where rows come from their ranks.
+    pub link_bound_nanos: Nanos,
     /// Most over mean of attention, in millionths: greedy, ours.
     pub imbalance_ppm: [u64; 2],
     /// Bytes of Q, K and V of a layer and nano-batch: greedy, ours.
     pub input_bytes: [u64; 2],
     /// Bytes of the busiest sender: greedy, ours.
     pub sender_bytes: [u64; 2],
+}
+
+impl OursRow {
+    /// The share of our step that no plan can do without: what work or the busiest link needs at least.
+    pub fn reached(&self) -> f64 {
+        self.ideal_nanos.max(self.link_bound_nanos) as f64 / self.stages[4].max(1) as f64
+    }
 }
 
 /// Names of [`OursRow::stages`].
@@ -81,17 +96,22 @@ pub fn row(
         packed_hopper_nanos: 0,
         stages: [0; 5],
         ours_overlaps: [0; 3],
+        greedy_overlaps: [0; 4],
+        greedy_own_nanos: 0,
+        packed_in_call_nanos: 0,
         ideal_nanos: 0,
+        link_bound_nanos: 0,
         imbalance_ppm: [0; 2],
         input_bytes: [0; 2],
         sender_bytes: [0; 2],
     };
-    let (mut packed, mut packed_hopper) = (Vec::new(), Vec::new());
+    let (mut packed, mut packed_hopper, mut in_call) = (Vec::new(), Vec::new(), Vec::new());
     let count = batches.max(1) as u64;
     for batch in 0..batches as u64 {
         let sequences = draw(&setting, set, lengths, seed + batch)?;
         packed.push(setting.packings(&flash, &sequences));
         packed_hopper.push(setting.packings(&hopper, &sequences));
+        in_call.push(setting.packings_with(&hopper, Overlap::InCall, &sequences));
         let greedy = setting.phases(Planner::Greedy(TOLERANCE), &sequences)?;
         let ours = setting.phases(Planner::Ours, &sequences)?;
         let balanced = mixed(&greedy, &ours);
@@ -109,6 +129,18 @@ pub fn row(
         for (sum, overlap) in row.ours_overlaps.iter_mut().zip(overlaps) {
             *sum += setting.pool(hopper, overlap, &ours) / count;
         }
+        let overlaps = [Overlap::OneStream, Overlap::InCall, Overlap::PingPong, Overlap::Both];
+        for (sum, overlap) in row.greedy_overlaps.iter_mut().zip(overlaps) {
+            *sum += setting.pool(hopper, overlap, &greedy) / count;
+        }
+        let own: Vec<Vec<Phase>> = greedy
+            .iter()
+            .map(|nanos| nanos.iter().cloned().map(Phase::as_published).collect())
+            .collect();
+        row.greedy_own_nanos += setting.pool(hopper, Overlap::PingPong, &own) / count;
+        let layers = u64::from(setting.model.layers / u32::from(setting.stages));
+        let links: Nanos = ours.iter().flatten().map(|it| it.least_link).sum();
+        row.link_bound_nanos += layers * links / count;
         row.ideal_nanos += setting.pool(hopper, Overlap::Both, &ideal(&ours)) / count;
         for (at, phases) in [&greedy, &ours].into_iter().enumerate() {
             let all = || phases.iter().flatten();
@@ -121,6 +153,7 @@ pub fn row(
     let best = |batches| best_packing(batches).ok_or(SimulationError::NoPacking);
     row.packed_nanos = best(&packed)?.1 / count;
     row.packed_hopper_nanos = best(&packed_hopper)?.1 / count;
+    row.packed_in_call_nanos = best(&in_call)?.1 / count;
     Ok(row)
 }
 

@@ -56,7 +56,7 @@ pub(crate) fn variable(
 pub(crate) fn phase(model: &Model, groups: &[Vec<u32>], ranks: usize) -> Phase {
     let places = groups.len() * ranks;
     let mut phase =
-        Phase { tokens: Vec::new(), cost: Vec::new(), local: Vec::new(), wires: BTreeMap::new() };
+        Phase { tokens: Vec::new(), cost: Vec::new(), local: Vec::new(), ..Phase::default() };
     for (group, documents) in groups.iter().enumerate() {
         let tokens: u64 = documents.iter().map(|it| u64::from(*it)).sum();
         let cost: u64 = documents.iter().map(|it| cost(model, *it, ranks)).sum();

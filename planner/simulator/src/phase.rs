@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use cadre_planner::{Assignment, BundleId, DocumentId, Layout, Plan, Problem, RankId, SlotId};
 
-use crate::machine::{Kernel, Model};
+use crate::machine::{Kernel, Model, Nanos};
 
 /// Rows of one document and some KV heads that a place computes.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -55,6 +55,8 @@ pub struct Phase {
     pub local: Vec<u64>,
     /// Bytes by (rank, place); a rank and its own place exchange none.
     pub wires: BTreeMap<(usize, usize), Bytes>,
+    /// What the busiest link needs at least, forward and backward together, whatever plan finishes as early; 0 if not known.
+    pub least_link: Nanos,
 }
 
 impl Phase {
@@ -69,6 +71,7 @@ impl Phase {
             cost: vec![0; places],
             local: vec![0; places],
             wires: BTreeMap::new(),
+            least_link: 0,
         };
         for share in shares {
             phase.add(model, layout, share);
@@ -78,7 +81,20 @@ impl Phase {
 
     /// The phase of a plan.
     pub fn of_plan(model: &Model, problem: &Problem, plan: &Plan) -> Self {
-        Self::of_assignment(model, problem, plan, &Assignment::planned(plan))
+        let phase = Self::of_assignment(model, problem, plan, &Assignment::planned(plan));
+        Self { least_link: plan.bounds().least_link, ..phase }
+    }
+
+    /// The same phase with the bytes that the published planner's own system moves backward: rows of Q, O, dO and LSE, of K and V,
+    /// and bf16 dK and dV back.
+    #[must_use]
+    pub fn as_published(mut self) -> Self {
+        for it in self.wires.values_mut() {
+            let statistics = it.results - it.queries;
+            it.backward_inputs = 3 * it.queries + statistics + it.keys;
+            it.backward_results = it.queries + it.keys;
+        }
+        self
     }
 
     /// The phase of a plan whose bundles may run elsewhere. Bundles without executor are left out.
@@ -248,6 +264,13 @@ mod tests {
                 );
                 assert!(phase.local.iter().zip(&phase.cost).all(|(local, all)| local <= all));
                 assert!(phase.local.iter().sum::<u64>() > 0);
+                // A row of Q, O, dO with its LSE, and a row of K and V each; dK and dV in bf16.
+                let (queries, keys) = (forward.queries, forward.keys);
+                let published = phase.as_published().total();
+                let statistics = queries / (2 * u64::from(Model::B8.heads.dim)) * 4;
+                assert_eq!(published.backward_inputs, 3 * queries + statistics + keys);
+                assert_eq!(published.backward_results, queries + keys);
+                assert_eq!(published.inputs, total.inputs);
             }
         }
     }

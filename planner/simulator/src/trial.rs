@@ -77,8 +77,18 @@ impl Setting {
         Step { model: self.model, machine, layers, overlap, replicas }
     }
 
-    /// Every packing that the sweep allows, with its time for these sequences.
+    /// Every packing that the sweep allows, with its time for these sequences in one stream.
     pub fn packings(&self, machine: &Machine, sequences: &[Vec<u32>]) -> Vec<Packed> {
+        self.packings_with(machine, Overlap::OneStream, sequences)
+    }
+
+    /// As [`Self::packings`], with another overlap; with stages there is none.
+    pub fn packings_with(
+        &self,
+        machine: &Machine,
+        overlap: Overlap,
+        sequences: &[Vec<u32>],
+    ) -> Vec<Packed> {
         let all = usize::from(self.ranks_of_stage());
         let mut found = Vec::new();
         let sizes = std::iter::successors(Some(1), |it| Some(it * 2)).take_while(|it| *it <= all);
@@ -91,17 +101,22 @@ impl Setting {
             let spread = variable(machine, &self.model, sequences, bins, ROOM_PERCENT);
             options.extend(spread.map(|it| (true, it)));
             for (variable, bins) in options {
-                let nanos = self.packed(machine, bins, ranks);
+                let nanos = self.packed((machine, overlap), bins, ranks);
                 found.push(Packed { ranks, variable, nanos });
             }
         }
         found
     }
 
-    fn packed(&self, machine: &Machine, bins: Vec<Vec<u32>>, ranks: usize) -> Nanos {
+    fn packed(
+        &self,
+        (machine, overlap): (&Machine, Overlap),
+        bins: Vec<Vec<u32>>,
+        ranks: usize,
+    ) -> Nanos {
         if self.stages == 1 {
             let phase = packed(&self.model, &bins, ranks);
-            return self.step(*machine, Overlap::OneStream).forward_and_backward(&[phase]).nanos;
+            return self.step(*machine, overlap).forward_and_backward(&[phase]).nanos;
         }
         let groups = usize::from(self.ranks_of_stage()) / ranks;
         let mut all = vec![Vec::new(); groups];

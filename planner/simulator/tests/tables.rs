@@ -25,6 +25,16 @@ fn each_gain_of_ours_is_one_and_none_beats_the_ideal() {
             row.ours_overlaps[2] < row.ours_overlaps[0],
             "ping-pong hides what one stream shows"
         );
+        let [one, in_call, ping_pong, both] = row.greedy_overlaps;
+        assert_eq!(ping_pong, kernel, "the published system overlaps by ping-pong");
+        assert!(both <= in_call && both <= ping_pong && ping_pong < one, "{row:?}");
+        assert!(row.packed_in_call_nanos <= row.packed_hopper_nanos, "{row:?}");
+        assert!(row.greedy_own_nanos > 0 && row.greedy_own_nanos <= one, "{row:?}");
+        assert!(
+            row.link_bound_nanos > 0 && row.link_bound_nanos <= row.ours_overlaps[0],
+            "{row:?}"
+        );
+        assert!(row.reached() > 0.5 && row.reached() <= 1.0, "{row:?}");
     }
 }
 
@@ -48,14 +58,24 @@ fn a_known_speed_costs_nothing_and_a_loss_is_bounded() {
     let rows = churn::spreads(LengthSet::Pretrain, &lengths(), 1).unwrap();
     for row in &rows {
         let known = !row.name.contains("not known");
-        assert_eq!(row.spread_ppm < 20_000, known, "{row:?}");
+        assert_eq!(row.spread_ppm < 40_000, known, "{row:?}");
     }
+    // Weights are what noisy reports taught, not the true speeds.
+    let learnt = rows.iter().filter(|it| it.name.contains(", learnt"));
+    let learnt: Vec<[u32; 2]> = learnt.flat_map(|it| it.weights.clone()).collect();
+    assert!(learnt.iter().any(|it| it[0] != it[1]), "{learnt:?}");
+    assert!(learnt.iter().all(|it| it[0].abs_diff(it[1]) <= 2), "{learnt:?}");
     let rows = churn::churn(LengthSet::Pretrain, &lengths(), 1).unwrap();
+    let quiet: Vec<_> = rows.iter().filter(|it| it.alive == 16).collect();
+    assert!(quiet.iter().all(|it| it.nanos == quiet[0].nanos), "all steps have the same documents");
     for row in &rows {
         let lost = row.event.contains("is lost");
         assert_eq!(row.lost_nanos > churn::DETECTION, lost, "{row:?}");
         assert_eq!(row.bundles_moved > 0, row.alive < 16, "{row:?}");
         assert!(row.alive < 16 || row.imbalance_ppm <= 2_000, "{row:?}");
+        // A new plan for 15 slots is no faster than one for 16, and faster than what the plan for 16 leaves to 15.
+        assert!(row.anew_nanos >= quiet[0].anew_nanos, "{row:?}");
+        assert!(row.alive == 16 || row.anew_nanos < row.nanos, "{row:?}");
     }
     assert_eq!(rows.iter().filter(|it| it.event.contains("is lost")).count(), 4);
 }
