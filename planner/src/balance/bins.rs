@@ -9,7 +9,6 @@ use std::borrow::Cow;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::rc::Rc;
 
 use super::groups::{Group, Span, put, take};
 use super::room::Limits;
@@ -29,7 +28,7 @@ pub(super) struct Bin<'a> {
     pub(super) slot: &'a Slot,
     place: usize,
     /// Places that it cannot reach, ascending.
-    pub(super) beyond: Rc<[usize]>,
+    pub(super) beyond: std::rc::Rc<[usize]>,
     /// Cost that it should get.
     capacity: u64,
     load: u64,
@@ -93,16 +92,6 @@ impl Bin<'_> {
         u64::try_from(load).unwrap_or(u64::MAX)
     }
 
-    /// Most cost that it can get yet to finish by a time.
-    pub(super) fn room_by(&self, finish: u64) -> u64 {
-        self.most_by(finish).saturating_sub(self.load)
-    }
-
-    /// Cost with which it finishes after a time.
-    pub(super) fn over(&self, finish: u64) -> u64 {
-        self.load.saturating_sub(self.most_by(finish))
-    }
-
     pub(super) fn weight(&self) -> u64 {
         self.slot.weight.into()
     }
@@ -150,8 +139,7 @@ impl<'a> Bins<'a> {
     pub(super) fn new(problem: &'a Problem, limits: Limits, work: u64) -> Self {
         let tolerance = problem.tolerance;
         let level = tolerance.raised(level(&problem.slots, work));
-        let (places, _) = problem.places();
-        let beyond = problem.links.beyond_reach();
+        let ((places, _), beyond) = (problem.places(), problem.links.beyond_reach());
         let slots = (0..).map(SlotId).zip(&problem.slots);
         let active = slots.filter(|(_, slot)| !slot.is_standby());
         let bins = (0..).zip(active).map(|(index, (id, slot))| {

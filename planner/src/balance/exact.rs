@@ -22,7 +22,7 @@ use crate::{DocumentId, TILE_ROWS};
 
 /// Problems with more tiles or more slots than this are not searched exactly.
 const MOST_TILES: usize = 12;
-const MOST_BINS: usize = 6;
+pub(super) const MOST_BINS: usize = 6;
 /// Maximum tiles that one search places before it ends.
 const VISITS: usize = 200_000;
 /// Searches by which the earliest finish is narrowed down, each halving the interval.
@@ -62,13 +62,13 @@ pub(super) fn improve(bins: &mut Bins<'_>) -> usize {
     visits + put
 }
 
-fn finish(bins: &Bins<'_>) -> u64 {
+pub(super) fn finish(bins: &Bins<'_>) -> u64 {
     bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0)
 }
 
 /// A tile with all heads, and what it costs in each slot.
-struct Tile {
-    span: Span,
+pub(super) struct Tile {
+    pub(super) span: Span,
     cost: u64,
     /// Bytes of its query rows, by bin.
     queries: Vec<i128>,
@@ -111,7 +111,7 @@ impl Keys {
 }
 
 /// The dearest documents first, each from its last tile.
-fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
+pub(super) fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
     let problem = bins.problem;
     let prices = Prices::of(bins);
     let heads = problem.all_heads();
@@ -178,7 +178,7 @@ fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
     traits.iter().map(first).collect()
 }
 
-struct Search<'a> {
+pub(super) struct Search<'a> {
     tiles: &'a [Tile],
     /// Cost of a tile and all later ones.
     rest: Vec<u64>,
@@ -208,13 +208,13 @@ struct Way {
 
 impl<'a> Search<'a> {
     /// `least`: the bytes that an assignment has to beat; `None` if any is enough.
-    fn new(bins: &Bins<'_>, tiles: &'a [Tile], finish: u64, least: Option<i128>) -> Self {
+    pub(super) fn new(bins: &Bins<'_>, tiles: &'a [Tile], by: u64, least: Option<i128>) -> Self {
         let mut rest: Vec<u64> = Vec::with_capacity(tiles.len());
         for tile in tiles.iter().rev() {
             rest.push(rest.last().copied().unwrap_or(0) + tile.cost);
         }
         rest.reverse();
-        let most = bins.all.iter().map(|it| it.most_by(finish)).collect();
+        let most = bins.all.iter().map(|it| it.most_by(by)).collect();
         Self {
             tiles,
             rest,
@@ -228,7 +228,7 @@ impl<'a> Search<'a> {
     }
 
     /// The slot of each tile, and how many tiles were placed on the way.
-    fn run(mut self) -> (Option<Vec<u8>>, usize) {
+    pub(super) fn run(mut self) -> (Option<Vec<u8>>, usize) {
         let count = self.most.len();
         let mut way = Way {
             loads: vec![0; count],

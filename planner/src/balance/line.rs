@@ -124,7 +124,7 @@ fn give_ends(bins: &mut Bins<'_>, bin: usize, finish: u64, others: &mut Vec<Span
     while bins.all[bin].finish() > finish
         && let Some(span) = spans.pop()
     {
-        let over = bins.all[bin].over(finish);
+        let over = beyond(&bins.all[bin], finish);
         let mut end = span.clone();
         if bins.cost(&span) > over {
             // As few tiles as cost that much.
@@ -135,6 +135,21 @@ fn give_ends(bins: &mut Bins<'_>, bin: usize, finish: u64, others: &mut Vec<Span
         bins.take(bin, &end);
         others.push(end);
     }
+}
+
+/// Cost that a bin holds.
+fn load(bin: &Bin<'_>) -> u64 {
+    bin.capacity().saturating_add_signed(-bin.left())
+}
+
+/// Cost with which a bin finishes after a time.
+fn beyond(bin: &Bin<'_>, finish: u64) -> u64 {
+    load(bin).saturating_sub(bin.most_by(finish))
+}
+
+/// Most cost that a bin can get yet to finish by a time.
+fn room_by(bin: &Bin<'_>, finish: u64) -> u64 {
+    bin.most_by(finish).saturating_sub(load(bin))
 }
 
 /// Spans end to end, and the bins in the order in which they take from them.
@@ -301,7 +316,7 @@ impl Line {
         // The next span, and what is left of it if a bin took its head.
         let (mut at, mut rest): (usize, Option<Span>) = (0, None);
         for &bin in &self.order {
-            let mut room = bins.all[bin].room_by(finish);
+            let mut room = room_by(&bins.all[bin], finish);
             if let Some(span) = rest.take() {
                 let cost = bins.cost(&span);
                 if cost > room {

@@ -34,6 +34,7 @@ mod prices;
 mod room;
 mod shapes;
 mod short;
+mod small;
 mod tails;
 mod together;
 mod within;
@@ -232,7 +233,9 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
         bins = line;
     }
     if problem.links.reach_all() {
-        exact::improve(&mut bins);
+        if exact::improve(&mut bins) == 0 {
+            small::improve(&mut bins);
+        }
     }
     Ok(bins)
 }

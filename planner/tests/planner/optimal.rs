@@ -7,13 +7,14 @@
 use std::collections::BTreeMap;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot, Tolerance, plan,
+    Bounds, Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot, Tolerance, plan,
 };
 use proptest::prelude::*;
 use proptest::strategy::ValueTree;
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 
 use crate::problems::{PLENTY, causal};
+use crate::seeds::first_seeds;
 
 const PROBLEMS: usize = 500;
 const TILE: u32 = 128;
@@ -41,6 +42,8 @@ struct Search {
     /// Fewest bytes with which a state was reached.
     reached: BTreeMap<(usize, Vec<u64>, u32), u64>,
     best: Option<u64>,
+    /// Tiles that may be placed until the search gives up.
+    left: u64,
 }
 
 impl Search {
@@ -82,7 +85,7 @@ impl Search {
             .iter()
             .map(|it| ((finish + 1) * u64::from(it.weight) - 1) / 100)
             .collect();
-        Self { tiles, rest, capacity, reached: BTreeMap::new(), best: None }
+        Self { tiles, rest, capacity, reached: BTreeMap::new(), best: None, left: u64::MAX }
     }
 
     /// Fewest bytes, `None` if not all tiles fit. With `any`, the first way that fits ends the search.
@@ -92,10 +95,19 @@ impl Search {
         self.best
     }
 
+    /// As [`Self::run`]; an error if that takes more than so many tiles placed.
+    fn within(mut self, tiles: u64, any: bool) -> Result<Option<u64>, ()> {
+        self.left = tiles;
+        let slots = self.capacity.len();
+        self.walk(0, &mut vec![0; slots], 0, 0, any);
+        if self.left > 0 { Ok(self.best) } else { Err(()) }
+    }
+
     fn walk(&mut self, at: usize, loads: &mut Vec<u64>, holds: u32, bytes: u64, any: bool) {
-        if self.best.is_some_and(|best| any || bytes >= best) {
+        if self.left == 0 || self.best.is_some_and(|best| any || bytes >= best) {
             return;
         }
+        self.left -= 1;
         let Some(tile) = self.tiles.get(at) else {
             self.best = Some(bytes);
             return;
@@ -200,6 +212,73 @@ fn small_problems_are_near_their_optimum() {
     assert!(late[PROBLEMS - 1].0 <= 0.01, "finish");
     assert!(bytes[PROBLEMS * 95 / 100].0 <= 0.001, "bytes");
     assert!(bytes[PROBLEMS - 1].0 <= 0.05, "bytes");
+}
+
+/// The earliest finish, to a thousandth, between the bound and what the plan reaches.
+fn earliest(problem: &Problem, bounds: &Bounds, tiles: u64) -> Result<u64, ()> {
+    let (mut never, mut possible) = (bounds.level.max(1) - 1, bounds.finish);
+    while possible - never > bounds.finish / 1_000 + 1 {
+        let middle = never.midpoint(possible);
+        match Search::new(problem, middle).within(tiles, true)? {
+            Some(_) => possible = middle,
+            None => never = middle,
+        }
+    }
+    Ok(possible)
+}
+
+/// The planner searches problems of up to twelve tiles itself; these are beyond. Where heads stay together plans are held against
+/// the exact optimum, where they may part, which makes far too many ways, against the level: no optimum is below that.
+#[test]
+fn problems_of_13_to_20_tiles_are_near_their_optimum() {
+    /// Tiles that a search may place.
+    const TILES: u64 = 1_000_000;
+    let strategy = sized(1_600, 20);
+    let (mut late, mut apart, mut bytes, mut given_up) = (Vec::new(), Vec::new(), Vec::new(), 0);
+    for (first, count) in first_seeds("optima", 40, 40) {
+        for seed in first..first + count {
+            let mut start = [0; 32];
+            start[..8].copy_from_slice(&seed.to_le_bytes());
+            let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &start);
+            let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+            let is_large = |it: &Problem| {
+                let rows = it.layout.documents().iter().map(|it| it.rows.div_ceil(TILE));
+                rows.sum::<u32>() >= 13
+            };
+            let mut problems =
+                std::iter::repeat_with(|| strategy.new_tree(&mut runner).unwrap().current());
+            let problem = problems.find(is_large).unwrap();
+            let bounds = plan(&problem).unwrap().bounds();
+            let fewest = earliest(&problem, &bounds, TILES).and_then(|best| {
+                let fewest = Search::new(&problem, bounds.finish).within(TILES, false)?;
+                Ok((best, fewest.expect("the plan is one way")))
+            });
+            match fewest {
+                Ok((best, fewest)) => {
+                    late.push((bounds.finish as f64 / best as f64 - 1.0, seed));
+                    bytes.push((bounds.pulled.max(1) as f64 / fewest.max(1) as f64 - 1.0, seed));
+                }
+                Err(()) => given_up += 1,
+            }
+            let one_lane = plan(&Problem { lanes: 1, ..problem.clone() }).unwrap().bounds();
+            let level = one_lane.level.max(one_lane.indivisible);
+            apart.push((one_lane.finish as f64 / level as f64 - 1.0, seed));
+        }
+    }
+    println!("{given_up} of {} searches gave up", given_up + late.len());
+    let reached = |what: &str, gaps: &mut Vec<(f64, u64)>| {
+        gaps.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let (most, worst) = (gaps[gaps.len() * 95 / 100].0, gaps[gaps.len() - 1]);
+        println!("{what}: 95 of 100 within {most:.4}, worst {:.4} (seed {})", worst.0, worst.1);
+        (most, worst.0)
+    };
+    let late = reached("finish above the optimum", &mut late);
+    let apart = reached("one lane, finish above the level", &mut apart);
+    let bytes = reached("bytes above the optimum", &mut bytes);
+    assert!(given_up < 20, "{given_up} searches gave up");
+    assert!(late.0 <= 0.01 && late.1 <= 0.03, "finish {late:?}");
+    assert!(apart.0 <= 0.01 && apart.1 <= 0.03, "one lane {apart:?}");
+    assert!(bytes.0 <= 0.10, "bytes {bytes:?}");
 }
 
 /// Sets of `size` lengths below 128 whose causal work is the same, no length in two.

@@ -1,0 +1,352 @@
+//! Moves single tiles about, for problems that are small but too large to be searched exactly.
+//!
+//! In: bins that hold all rows. Out: the same rows, so spread that the last bin finishes earlier or, where none is late, that fewer
+//! bytes travel; or the bins as they were.
+//!
+//! With a few dozen tiles a slot has so few that each move of the other steps is too coarse or too dear. Here every tile (of every
+//! KV head, where heads may part) is an item. A move gives an item, or a run of them, to another bin, or exchanges two. First
+//! moves make bins finish by the level; then, with that finish as a limit, they save bytes. A move that makes things worse stays
+//! if it does so by less than a threshold, which falls to nothing. The number of moves is given and random numbers have a fixed
+//! seed, so the time is bounded and the result is the same everywhere.
+
+use std::ops::Range;
+
+use super::bins::{Bin, Bins};
+use super::exact::{MOST_BINS as MOST_BINS_SEARCHED, Search, finish, tiles_of};
+use super::groups::Span;
+use super::prices::Prices;
+use super::rank;
+use crate::{DocumentId, TILE_ROWS};
+
+/// Problems with more tiles, more items or more slots than this are not tried: they come out even without it.
+const MOST_TILES: u32 = 24;
+const MOST_ITEMS: usize = 192;
+const MOST_BINS: usize = 8;
+/// Moves of each of the two parts.
+const MOVES: u64 = 15_000;
+/// Times that the second part is done, each from the best so far.
+const TURNS: usize = 3;
+/// At first a bin may be later by one part in this many of the level.
+const LATE: u64 = 8;
+/// At first a move may bring one part in this many of all bytes.
+const DEAR: i64 = 12;
+/// A part of the level that a bin is late is as dear as this many times that part of all bytes.
+const WORSE: i64 = 64;
+/// That price is this many times lower at first, so that ways are found that lead through uneven states.
+const EASY: i128 = 32;
+
+/// Spreads the rows of a small problem anew.
+pub(super) fn improve(bins: &mut Bins<'_>) {
+    let problem = bins.problem;
+    let documents = problem.layout.documents();
+    let count = bins.all.len();
+    if documents.len() > MOST_TILES as usize || !(2..=MOST_BINS).contains(&count) {
+        return;
+    }
+    let tiles: u32 = documents.iter().map(|it| it.rows.div_ceil(TILE_ROWS)).sum();
+    let columns = if problem.heads_may_part() { usize::from(problem.heads.kv) } else { 1 };
+    if tiles > MOST_TILES || tiles as usize * columns > MOST_ITEMS {
+        return;
+    }
+    let items = Items::of(bins);
+    let mut random = Random(0x9E37_79B9_7F4A_7C15);
+    let level = i64::try_from(bins.level + bins.enough).unwrap_or(i64::MAX);
+    let first = State::of(&items, bins);
+    let dear = (first.bytes / DEAR).max(1);
+    let late = (level / LATE as i64).max(1);
+    let early =
+        first.walk(&items, bins, &mut random, &Aim { by: level, late: 1, bytes: 0, warm: late });
+    let by = early.last.max(level);
+    let worse = (early.bytes.max(1) / level.max(1) + 1).saturating_mul(WORSE);
+    let aim = Aim { by, late: worse, bytes: 1, warm: dear };
+    let mut best = if first.last <= by && first.bytes < early.bytes { first } else { early };
+    for _ in 0..TURNS {
+        best = best.walk(&items, bins, &mut random, &aim);
+    }
+    let other = best.bins(&items, bins);
+    if rank(&other) < rank(bins) {
+        *bins = other;
+    }
+    if count <= MOST_BINS_SEARCHED && !problem.heads_may_part() {
+        save(bins);
+    }
+}
+
+/// Searches for fewer bytes, while no bin finishes later than the last does, or than counts as even.
+fn save(bins: &mut Bins<'_>) {
+    let tiles = tiles_of(bins);
+    let possible = finish(bins).max(bins.level + bins.enough);
+    let known = Prices::of(bins).of_all(bins);
+    let (owners, _) = Search::new(bins, &tiles, possible, Some(known)).run();
+    let Some(owners) = owners else {
+        return;
+    };
+    let mut other = emptied(bins);
+    for (tile, owner) in tiles.iter().zip(owners) {
+        other.put(owner.into(), &tile.span);
+    }
+    if rank(&other) < rank(bins) {
+        *bins = other;
+    }
+}
+
+/// The bins without what they hold.
+fn emptied<'a>(bins: &Bins<'a>) -> Bins<'a> {
+    let mut other = bins.clone();
+    for bin in 0..other.all.len() {
+        for span in other.spans(bin, usize::MAX) {
+            other.take(bin, &span);
+        }
+    }
+    other
+}
+
+/// A tile under heads that stay together, and what it costs in each bin.
+struct Item {
+    span: Span,
+    cost: u64,
+    /// Bytes of its query rows, by bin.
+    queries: Vec<i64>,
+    /// Bytes of the keys before those that it needs, and up to their end, by bin.
+    before: Vec<i64>,
+    until: Vec<i64>,
+}
+
+/// All tiles; those of a document and its heads, a **column**, side by side from the first on.
+struct Items {
+    all: Vec<Item>,
+    /// By item: the first of its column.
+    first: Vec<usize>,
+    column: Vec<usize>,
+}
+
+impl Items {
+    fn of(bins: &Bins<'_>) -> Self {
+        let problem = bins.problem;
+        let prices = Prices::of(bins);
+        let bytes = |it: i128| i64::try_from(it).unwrap_or(i64::MAX / 1_024);
+        let (mut all, mut firsts, mut column, mut next) = (Vec::new(), Vec::new(), Vec::new(), 0);
+        let parts = if problem.heads_may_part() { 1 } else { problem.heads.kv };
+        for (document, it) in (0..).map(DocumentId).zip(problem.layout.documents()) {
+            for head in problem.all_heads().step_by(parts.into()) {
+                let first = all.len();
+                for start in (0..it.rows).step_by(TILE_ROWS as usize) {
+                    let rows = start..it.rows.min(start + TILE_ROWS);
+                    let needed = it.mask.keys(it.rows, rows.clone());
+                    let span = Span { document, heads: head..head + parts, rows };
+                    let none = span.with_rows(0..0);
+                    let of = |span: &Span, keys: Range<u32>| -> Vec<i64> {
+                        let all = bins.all.iter();
+                        all.map(|bin| bytes(prices.of_rows(bins, bin, span, &keys))).collect()
+                    };
+                    all.push(Item {
+                        cost: bins.cost(&span),
+                        queries: of(&span, 0..0),
+                        before: of(&none, 0..needed.start),
+                        until: of(&none, 0..needed.end),
+                        span,
+                    });
+                    firsts.push(first);
+                    column.push(next);
+                }
+                next += 1;
+            }
+        }
+        Self { all, first: firsts, column }
+    }
+
+    /// Bytes of the keys that a bin needs for some tiles of a column.
+    fn keys(&self, first: usize, tiles: u32, bin: usize) -> i64 {
+        if tiles == 0 {
+            return 0;
+        }
+        let low = first + tiles.trailing_zeros() as usize;
+        let high = first + tiles.ilog2() as usize;
+        self.all[high].until[bin] - self.all[low].before[bin]
+    }
+}
+
+/// What moves go for.
+struct Aim {
+    /// Finishing later than this has a price.
+    by: i64,
+    /// Price of lateness, and of a byte.
+    late: i64,
+    bytes: i64,
+    /// By how much a move may make things worse at first.
+    warm: i64,
+}
+
+/// Which bin has which item.
+#[derive(Clone)]
+struct State {
+    owners: Vec<usize>,
+    /// By column, then by bin: its tiles, as bits.
+    held: Vec<u32>,
+    loads: Vec<u64>,
+    bytes: i64,
+    /// When the last bin finishes.
+    last: i64,
+}
+
+impl State {
+    /// What bins hold.
+    fn of(items: &Items, bins: &Bins<'_>) -> Self {
+        let count = bins.all.len();
+        let columns = items.column.last().map_or(0, |it| it + 1);
+        let mut state = Self {
+            owners: vec![0; items.all.len()],
+            held: vec![0; columns * count],
+            loads: vec![0; count],
+            bytes: 0,
+            last: 0,
+        };
+        for (at, item) in items.all.iter().enumerate() {
+            let holds = |bin: &Bin<'_>| {
+                let mut is_here = false;
+                bins.each_group(bin, item.span.document, |heads, rows| {
+                    is_here |= heads.contains(&item.span.heads.start)
+                        && rows.iter().any(|it| it.contains(&item.span.rows.start));
+                });
+                is_here
+            };
+            let owner = bins.all.iter().position(holds).unwrap_or(0);
+            state.owners[at] = owner;
+            state.loads[owner] += item.cost;
+            state.bytes += item.queries[owner];
+            state.held[items.column[at] * count + owner] |= 1 << (at - items.first[at]);
+        }
+        for (at, first) in items.first.iter().enumerate().filter(|it| it.0 == *it.1) {
+            for bin in 0..count {
+                let tiles = state.held[items.column[at] * count + bin];
+                state.bytes += items.keys(*first, tiles, bin);
+            }
+        }
+        state.last = state.finish(bins);
+        state
+    }
+
+    fn finish(&self, bins: &Bins<'_>) -> i64 {
+        let with_work = self.loads.iter().zip(&bins.all).filter(|it| *it.0 > 0);
+        let finish = with_work.map(|(load, bin)| bin.slot.finish(*load)).max().unwrap_or(0);
+        i64::try_from(finish).unwrap_or(i64::MAX)
+    }
+
+    /// How much later than asked the bins finish, all together.
+    fn late(&self, bins: &Bins<'_>, by: i64) -> i64 {
+        let with_work = self.loads.iter().zip(&bins.all).filter(|it| *it.0 > 0);
+        let late = with_work.map(|(load, bin)| {
+            let finish = i64::try_from(bin.slot.finish(*load)).unwrap_or(i64::MAX);
+            finish.saturating_sub(by).max(0)
+        });
+        late.fold(0, i64::saturating_add)
+    }
+
+    /// Gives an item to a bin.
+    fn give(&mut self, items: &Items, at: usize, to: usize) {
+        let count = self.loads.len();
+        let from = std::mem::replace(&mut self.owners[at], to);
+        let (item, first) = (&items.all[at], items.first[at]);
+        let (bit, column) = (1 << (at - first), items.column[at] * count);
+        for bin in [from, to] {
+            let tiles = &mut self.held[column + bin];
+            let before = *tiles;
+            *tiles ^= bit;
+            self.bytes += items.keys(first, before ^ bit, bin) - items.keys(first, before, bin);
+        }
+        self.bytes += item.queries[to] - item.queries[from];
+        self.loads[from] -= item.cost;
+        self.loads[to] += item.cost;
+    }
+
+    /// The best state on a walk: late by the least, then of the fewest bytes.
+    fn walk(&self, items: &Items, bins: &Bins<'_>, random: &mut Random, aim: &Aim) -> Self {
+        let mut now = self.clone();
+        let mut best = self.clone();
+        let mut now_late = now.late(bins, aim.by);
+        let mut moved: Vec<(usize, usize)> = Vec::new();
+        for turn in 0..MOVES {
+            moved.clear();
+            now.choose(items, random, &mut moved);
+            let bytes = now.bytes;
+            for it in &mut moved {
+                let back = now.owners[it.0];
+                now.give(items, it.0, it.1);
+                it.1 = back;
+            }
+            let late = now.late(bins, aim.by);
+            let (done, all) = (i128::from(turn), i128::from(MOVES));
+            let warm = i128::from(aim.warm) * (all - done) / all;
+            let dear = i128::from(aim.late) * (done + all / EASY);
+            let later = i128::from(late - now_late) * dear / all;
+            let more = i128::from(now.bytes - bytes) * i128::from(aim.bytes);
+            if later + more > warm {
+                for (at, back) in moved.iter().rev() {
+                    now.give(items, *at, *back);
+                }
+                continue;
+            }
+            now_late = late;
+            let order = |it: &Self, last: i64| ((last - aim.by).max(0), it.bytes);
+            // Only who is late by as little can be better.
+            if late <= (best.last - aim.by).max(0).saturating_mul(bins.all.len() as i64) {
+                let last = now.finish(bins);
+                if order(&now, last) < order(&best, best.last) {
+                    best.clone_from(&now);
+                    best.last = last;
+                }
+            }
+        }
+        best
+    }
+
+    /// Items that are to move, each with its next bin.
+    fn choose(&self, items: &Items, random: &mut Random, moved: &mut Vec<(usize, usize)>) {
+        let (count, bins) = (items.all.len(), self.loads.len());
+        let at = random.below(count);
+        let from = self.owners[at];
+        match random.below(3) {
+            // An item goes.
+            0 => moved.push((at, (from + 1 + random.below(bins - 1)) % bins)),
+            // Two are exchanged.
+            1 => {
+                let other = random.below(count);
+                if self.owners[other] != from {
+                    moved.extend([(at, self.owners[other]), (other, from)]);
+                }
+            }
+            // A run of a bin's tiles of a column goes.
+            _ => {
+                let to = (from + 1 + random.below(bins - 1)) % bins;
+                let same =
+                    |it: &usize| items.column[*it] == items.column[at] && self.owners[*it] == from;
+                if random.below(2) == 0 {
+                    moved.extend((at..count).take_while(same).map(|it| (it, to)));
+                } else {
+                    moved.extend((0..=at).rev().take_while(same).map(|it| (it, to)));
+                }
+            }
+        }
+    }
+
+    /// Bins that hold what the state says.
+    fn bins<'a>(&self, items: &Items, bins: &Bins<'a>) -> Bins<'a> {
+        let mut other = emptied(bins);
+        for (item, owner) in items.all.iter().zip(&self.owners) {
+            other.put(*owner, &item.span);
+        }
+        other
+    }
+}
+
+/// Random numbers, always the same.
+struct Random(u64);
+
+impl Random {
+    fn below(&mut self, most: usize) -> usize {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        ((self.0 >> 11) % most.max(1) as u64) as usize
+    }
+}
