@@ -174,3 +174,40 @@ fn what_a_job_cannot_be_simulated_by_is_refused_by_name() {
     let (code, _, said) = simulated(folder.path(), &[]);
     assert!(code == Some(2) && said.contains("--table"), "{said}");
 }
+
+/// A slow server gets less, and what the pool does not have is refused.
+#[test]
+fn unlike_speeds_are_planned_for_by_number() {
+    let folder = folder();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
+    let demo = demo.to_str().expect("the tree's path is text");
+    let run = |command: &str, weights: &str| {
+        let nodes: &[&str] = if command == "plan" { &["--nodes", "9"] } else { &[] };
+        let args = [&[command, "--json", "--weights", weights, "-f", demo], nodes].concat();
+        cadre(folder.path(), &args)
+    };
+    let of = |weights: &str| -> Value {
+        let (code, out, said) = run("plan", weights);
+        assert_eq!((code, said.as_str()), (Some(0), ""));
+        serde_json::from_str(&out).unwrap()
+    };
+    let (alike, slow) = (of("100,100"), of("100,50"));
+    assert_ne!(alike["plans"], slow["plans"]);
+    // Known speeds leave slots even, in time; of 200 percent 150 are left.
+    assert!(slow["max_over_mean"].as_f64().unwrap() < 1.02, "{slow}");
+    let fastest = |it: &Value| it["steps_per_second"][1].as_f64().unwrap();
+    assert!(fastest(&slow) <= fastest(&alike), "{slow} {alike}");
+    let (code, out, _) = run("simulate", "100,50");
+    assert_eq!(code, Some(0), "{out}");
+    assert_ne!(out, run("simulate", "100,100").1);
+    for (weights, expected) in [
+        ("100,100,100", "--weights has 3 numbers for 2 slots"),
+        ("100,0", "the weight of slot 1 is 0"),
+    ] {
+        for command in ["plan", "simulate"] {
+            let (code, out, said) = run(command, weights);
+            assert_eq!((code, out.as_str()), (Some(2), ""), "{said}");
+            assert!(said.contains(expected), "{command}: {said}");
+        }
+    }
+}

@@ -187,6 +187,10 @@ pub(crate) struct JobOptions {
     /// With -f: nano-batches that go through the model together.
     #[arg(long, requires = "files")]
     pub(crate) nano_batches: Option<NonZeroU32>,
+    /// Speed of each slot, 100 the nominal one. With -f: of the servers that the pool asks for, then of the trainers in place;
+    /// those left out are nominal.
+    #[arg(long, value_delimiter = ',', value_name = "W,…")]
+    pub(crate) weights: Vec<u32>,
     /// With -f: memory of a server for rows and results, all lanes together.
     #[arg(long, value_name = "GIB", requires = "files")]
     pub(crate) memory_gib: Option<NonZeroU64>,
@@ -215,9 +219,6 @@ pub(crate) struct PlanOptions {
     /// Processors of a rank and of a slot; with one, KV heads of a document may part.
     #[arg(long, default_value = "1", value_name = "N")]
     pub(crate) lanes: NonZeroU16,
-    /// Speed of each slot, 100 the nominal one.
-    #[arg(long, value_delimiter = ',', value_name = "W,…")]
-    pub(crate) weights: Vec<u32>,
     /// How documents that span ranks are laid out.
     #[arg(long, value_enum, default_value_t = LayoutKind::EndToEnd)]
     pub(crate) layout: LayoutKind,

@@ -135,7 +135,7 @@ fn slots(options: &PlanOptions, ranks: u32) -> Result<Vec<Slot>, PlanError> {
         Some(count) => vec![None; count.get().into()],
         None => (0..ranks).map(|rank| Some(RankId(rank))).collect(),
     };
-    let weights = &options.weights;
+    let weights = &options.job.weights;
     if !weights.is_empty() && weights.len() != homes.len() {
         return Err(PlanError::Weights { found: weights.len(), slots: homes.len() });
     }

@@ -18,7 +18,7 @@ pub(crate) struct SimulateOptions {
         long,
         value_enum,
         required_unless_present = "files",
-        conflicts_with_all = ["files", "tolerance"]
+        conflicts_with_all = ["files", "tolerance", "weights"]
     )]
     pub(crate) table: Option<TableKind>,
     #[command(flatten)]

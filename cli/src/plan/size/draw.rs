@@ -164,16 +164,19 @@ fn header(
     told: &BTreeMap<u16, Lengths>,
 ) -> Result<Header, SizeError> {
     let trainers = job.settings.trainers.get() as u16;
-    let offer = |home, memory| Offer {
-        weight: NOMINAL_WEIGHT,
+    let weight = |all: &[u32], at: usize| all.get(at).copied().unwrap_or(NOMINAL_WEIGHT);
+    let [of_servers, of_trainers] = &job.weights;
+    let offer = |weight, home, memory| Offer {
+        weight,
         home,
         memory: Some(memory),
         member: None,
         numerics: None,
     };
-    let dedicated = (0..servers).map(|_| offer(None, job.memory));
+    let dedicated = (0..servers).map(|it| offer(weight(of_servers, it as usize), None, job.memory));
     let in_place = (0..trainers).filter(|_| job.in_place);
-    let in_place = in_place.map(|rank| offer(Some(rank), job.trainer_memory));
+    let in_place = in_place
+        .map(|rank| offer(weight(of_trainers, rank.into()), Some(rank), job.trainer_memory));
     let slots = dedicated.chain(in_place).collect();
     let mut draft = Draft {
         trainers,

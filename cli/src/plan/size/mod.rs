@@ -17,7 +17,7 @@ pub(crate) mod simulated;
 use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
-use cadre_crds::{OnPoolLoss, Wire};
+use cadre_crds::{AttentionPoolSpec, OnPoolLoss, Wire};
 use cadre_planner::{Costs, Heads, Tolerance};
 use cadre_step::header::KvHeads;
 use cadre_step::turns::Turns;
@@ -69,6 +69,10 @@ pub(crate) enum SizeError {
         "--lose {lost}: the pool has {servers} dedicated servers; give at most as many, or say --servers"
     )]
     Lost { lost: u16, servers: u32 },
+    #[error("--weights has {found} numbers for {slots} slots; give at most one a slot")]
+    Weights { found: usize, slots: u32 },
+    #[error("--weights: the weight of slot {slot} is 0; give at least 1")]
+    NoWeight { slot: usize },
     #[error("cannot write {}: {source}", path.display())]
     Unwritable { path: PathBuf, source: std::io::Error },
 }
@@ -123,6 +127,8 @@ struct Job {
     on_pool_loss: OnPoolLoss,
     /// From a server's death until it is declared lost.
     suspected_ms: u32,
+    /// Speeds of dedicated servers and of trainers in place by number; those left out are nominal.
+    weights: [Vec<u32>; 2],
     /// What plans are made with, by kind of layers.
     costs: Vec<Costs>,
     /// How uneven plans may be.
@@ -212,10 +218,30 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
         kv_heads: own.map_or(KvHeads::Apart, |it| it.heads.into()),
         on_pool_loss: attention.on_pool_loss,
         suspected_ms: pool.spec.health.suspect_after_milliseconds,
+        weights: weights(&options.weights, &pool.spec, job.spec.trainers())?,
         costs,
         tolerance,
     };
     Ok((job, profile))
+}
+
+/// Speeds of the servers that a pool asks for, and of trainers in place.
+fn weights(
+    all: &[u32],
+    pool: &AttentionPoolSpec,
+    trainers: u32,
+) -> Result<[Vec<u32>; 2], SizeError> {
+    if let Some(slot) = all.iter().position(|it| *it == 0) {
+        return Err(SizeError::NoWeight { slot });
+    }
+    let in_place = if pool.in_place { trainers } else { 0 };
+    let slots = pool.replicas + in_place;
+    if slots > 0 && all.len() > slots as usize {
+        return Err(SizeError::Weights { found: all.len(), slots });
+    }
+    let servers = if pool.in_place { pool.replicas as usize } else { all.len() };
+    let (servers, in_place) = all.split_at(servers.min(all.len()));
+    Ok([servers.to_vec(), in_place.to_vec()])
 }
 
 /// What tasks cost by a calibration, by kind of layers.

@@ -116,6 +116,7 @@ impl Watched {
             kv_heads: KvHeads::Apart,
             on_pool_loss: OnPoolLoss::Fail,
             suspected_ms: 0,
+            weights: <[Vec<u32>; 2]>::default(),
             costs,
             tolerance: Tolerance::USUAL,
         };
