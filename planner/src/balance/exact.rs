@@ -24,7 +24,7 @@ use crate::{DocumentId, TILE_ROWS};
 const MOST_TILES: usize = 12;
 pub(super) const MOST_BINS: usize = 6;
 /// Maximum tiles that one search places before it ends.
-const VISITS: usize = 200_000;
+pub(super) const VISITS: usize = 200_000;
 /// Searches by which the earliest finish is narrowed down, each halving the interval.
 const HALVINGS: usize = 10;
 
@@ -189,7 +189,7 @@ pub(super) struct Search<'a> {
     /// Fewest bytes of an assignment so far; another one must have fewer.
     least: i128,
     best: Option<Vec<u8>>,
-    visits: usize,
+    pub(super) visits: usize,
     /// Bytes with which a state was reached.
     reached: BTreeMap<State, i128>,
 }

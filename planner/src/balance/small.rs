@@ -12,7 +12,7 @@
 use std::ops::Range;
 
 use super::bins::{Bin, Bins};
-use super::exact::{MOST_BINS as MOST_BINS_SEARCHED, Search, finish, tiles_of};
+use super::exact::{MOST_BINS as MOST_BINS_SEARCHED, Search, VISITS, finish, tiles_of};
 use super::groups::Span;
 use super::prices::Prices;
 use super::rank;
@@ -26,6 +26,8 @@ const MOST_BINS: usize = 8;
 const MOVES: u64 = 15_000;
 /// Times that the second part is done, each from the best so far.
 const TURNS: usize = 3;
+/// Tiles that the search for fewer bytes places.
+const SEARCHED: usize = 20_000;
 /// At first a bin may be later by one part in this many of the level.
 const LATE: u64 = 8;
 /// At first a move may bring one part in this many of all bytes.
@@ -77,7 +79,9 @@ fn save(bins: &mut Bins<'_>) {
     let tiles = tiles_of(bins);
     let possible = finish(bins).max(bins.level + bins.enough);
     let known = Prices::of(bins).of_all(bins);
-    let (owners, _) = Search::new(bins, &tiles, possible, Some(known)).run();
+    let mut search = Search::new(bins, &tiles, possible, Some(known));
+    search.visits = VISITS - SEARCHED;
+    let (owners, _) = search.run();
     let Some(owners) = owners else {
         return;
     };
