@@ -90,6 +90,8 @@ fn kept(mut bins: Bins<'_>, finish: u64) -> Option<Bins<'_>> {
     for bin in 0..bins.all.len() {
         give_ends(&mut bins, bin, finish, &mut others);
     }
+    // A document that left may come back whole to the slot that still lists it.
+    bins.forget_what_left();
     others.sort_unstable_by_key(|it| (it.document, it.rows.start));
     others.dedup_by(|next, last| {
         let touch = next.document == last.document && next.rows.start == last.rows.end;

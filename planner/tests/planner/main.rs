@@ -4,6 +4,7 @@
 
 mod bounds;
 mod cases;
+mod checked;
 mod constructs;
 mod draws;
 mod known;
