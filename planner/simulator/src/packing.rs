@@ -9,7 +9,6 @@
 //! as far as memory lets it (after WLB-LLM).
 
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
 
 use crate::machine::{Direction, Kernel, Machine, Model, Nanos};
 use crate::phase::{Bytes, Phase, triangle};
