@@ -4,6 +4,7 @@
 //! In: manifests, if there are any. Out: a report, and one line where they ask for what is not there. Paths are found by trying
 //! them, the GPU by opening it, limits by asking the system. No process is started, nothing stays.
 
+mod devices;
 mod machine;
 mod pairs;
 
@@ -128,11 +129,8 @@ fn settings(asked: &Asked, has_manifests: bool) -> Vec<Setting> {
         let [trainers, servers] = asked.engine.map(machine::engine_name);
         say("--engine of trainers", trainers.to_owned());
         say("--engine of servers", servers.to_owned());
-        let encryption = match asked.encryption {
-            None => "Off with `cadre run`, Tls in a cluster",
-            Some(Encryption::Off) => "Off",
-            Some(Encryption::Tls) => "Tls",
-        };
+        let encryption = asked.encryption.map(Encryption::word);
+        let encryption = encryption.unwrap_or("Off with `cadre run`, Tcp in a cluster");
         say("spec.attention.encryption", encryption.to_owned());
     }
     let mut set: Vec<_> = std::env::vars_os()

@@ -19,7 +19,7 @@ fn bytes(run: &Run) -> (u64, u64) {
 fn a_job_by_shared_memory_has_the_bits_of_tcp_and_loses_servers_as_well() {
     let place = Place::new();
     let right = place.bits("tcp", JOB, &["--exchange", "tcp"]);
-    let encrypted = Job { wire: "F32, encryption: Tls", ..JOB };
+    let encrypted = Job { wire: "F32, encryption: Tcp", ..JOB };
     for (name, job, args) in [
         ("shm", JOB, &["--exchange", "shm"][..]),
         ("encrypted", encrypted, &["--exchange", "shm"]),
@@ -33,6 +33,8 @@ fn a_job_by_shared_memory_has_the_bits_of_tcp_and_loses_servers_as_well() {
             assert!(shared > tcp, "{shared} bytes by shared memory, {tcp} by tcp");
         } else {
             assert!(shared > 0 && tcp == 0, "{name}: {shared} by shared memory, {tcp} by tcp");
+            let told = "server 0 gets rows of trainers 0, 1 by shm\n";
+            assert!(run.said.contains(told), "{}", run.said);
         }
     }
     let run = Run { code: None, out: place.path("tcp"), said: String::new() };

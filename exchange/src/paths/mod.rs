@@ -27,10 +27,12 @@
 mod choice;
 mod copies;
 mod offer;
+mod opened;
 mod remote;
 mod sharing;
 #[cfg(test)]
 mod tests;
+mod told;
 mod ways;
 
 use std::collections::BTreeSet;
@@ -39,7 +41,7 @@ use std::time::{Duration, Instant};
 
 pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
 use self::offer::{OFFER, OFFER_BYTES, Offer};
-use self::remote::Remote;
+use self::remote::{CARD, Remote};
 use self::sharing::Shared;
 use self::ways::Answer;
 use crate::buffer::Buffer;
@@ -48,8 +50,7 @@ use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{
     Error, Event, LandingId, Provider, PullError, PullId, PullRequest, RingError,
 };
-use crate::tcp::{Encryption, Limits, Tcp};
-use crate::ucx::{Transports, UcxError, rdma_devices};
+use crate::tcp::Tcp;
 use crate::waker::Waker;
 
 /// How long an owner may think about its offer.
@@ -59,6 +60,8 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Paths {
     /// Before the landings, which it may write to.
     remote: Option<Remote>,
+    /// Why there is none.
+    no_ucx: String,
     tcp: Tcp,
     sharing: Option<Shared>,
     /// Pulls whose copy is done and whose event is still to be returned.
@@ -84,66 +87,20 @@ impl Paths {
     /// As [`Self::open`].
     pub fn open_at(config: PathsConfig, clock: Clock) -> Result<Self, Error> {
         let PathsConfig { tcp, sharing } = config;
-        let (limits, encrypts) = (tcp.limits, tcp.encryption == Encryption::Tls);
+        let (limits, encryption) = (tcp.limits, tcp.encryption);
         let mut tcp = Tcp::open_at(tcp, clock)?;
-        let remote = match sharing {
-            Sharing::Ucx(_) if encrypts => return Err(UcxError::InTheClear.into()),
-            Sharing::Ucx(over) => Some(Remote::open(&mut tcp, over, true, limits)?),
-            // Rows are not to cross a network in the clear where links are encrypted.
-            Sharing::Auto if encrypts => None,
-            Sharing::Auto => match Self::open_rdma(&mut tcp, limits) {
-                Ok(it) => it,
-                Err(error) => {
-                    tracing::info!(%error, "rows between machines come by tcp");
-                    None
-                }
-            },
-            Sharing::Off | Sharing::Required => None,
+        let (remote, no_ucx) = match opened::remote(&mut tcp, sharing, encryption, limits)? {
+            Ok(it) => (Some(it), String::new()),
+            Err(why) => (None, why),
         };
-        let opened = match sharing {
-            Sharing::Off | Sharing::Ucx(_) => None,
-            Sharing::Auto | Sharing::Required => match Shared::open(&tcp, sharing) {
-                Ok(it) => Some(it),
-                Err(source) if sharing == Sharing::Required => {
-                    return Err(Error::Shared { source });
-                }
-                Err(error) => {
-                    tracing::info!(%error, "this machine gives no shared memory: rows come by tcp");
-                    None
-                }
-            },
-        };
+        let opened = opened::shared(&tcp, sharing)?;
         if let Some(shared) = &opened {
             let mut offer = Buffer::zeroed(OFFER_BYTES);
             offer.bytes_mut().copy_from_slice(&shared.offer.encode());
             tcp.announce(OFFER, Arc::new(offer));
         }
         let (copied, traffic, events) = (BTreeSet::new(), Traffic::default(), Vec::new());
-        Ok(Self { remote, tcp, sharing: opened, copied, traffic, events })
-    }
-
-    /// UCX, where the machine has a card for it.
-    fn open_rdma(tcp: &mut Tcp, limits: Limits) -> Result<Option<Remote>, UcxError> {
-        if rdma_devices().is_empty() {
-            return Ok(None);
-        }
-        Remote::open(tcp, Transports::Rdma, false, limits).map(Some)
-    }
-
-    /// Bytes by path so far.
-    pub fn traffic(&self) -> Traffic {
-        self.traffic
-    }
-
-    /// How rows of a peer come now.
-    pub fn path(&self, peer: PeerId) -> Path {
-        let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
-        let remote = self.remote.as_ref().and_then(|it| it.path(peer)).unwrap_or(Path::Tcp);
-        // The best one that is open; then one that may be.
-        [Path::Shared, Path::Ucx, Path::Asked]
-            .into_iter()
-            .find(|it| shared == *it || remote == *it)
-            .unwrap_or(Path::Tcp)
+        Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, events })
     }
 
     /// As [`Tcp::landed`].
@@ -166,9 +123,23 @@ impl Paths {
         shared.asked.insert(pull, (peer, landing));
     }
 
+    /// Shows all that is published as soon as a peer asks for it, which one that has shared memory does not: what is shown stays
+    /// in memory that the system may not move.
+    fn show_if_asked(&mut self) {
+        let Some(remote) = self.remote.as_mut().filter(|it| !it.shows) else { return };
+        if !self.tcp.is_read(CARD) {
+            return;
+        }
+        remote.shows = true;
+        for (key, number, memory) in self.tcp.regions() {
+            remote.publish(&mut self.tcp, key, number, &memory);
+        }
+    }
+
     /// Does what can be done without the links: whether there may be more at once.
     fn advance(&mut self) -> bool {
         let now = self.tcp.now();
+        self.show_if_asked();
         while let Some(answer) = self.sharing.as_mut().and_then(|it| it.ways.answer(now)) {
             self.take_answer(answer);
         }
@@ -206,6 +177,9 @@ impl Paths {
 
     fn take_answer(&mut self, answer: Answer) {
         if !self.sharing.as_ref().is_some_and(|it| it.required) {
+            if let Answer::Shut(peer, _) = answer {
+                self.ask_card_if_due(peer);
+            }
             return;
         }
         match answer {
@@ -231,7 +205,10 @@ impl Paths {
         match &event {
             Event::Connected(peer) => {
                 self.ask(*peer);
-                self.ask_card(*peer);
+                // Where there may be shared memory, that is tried first.
+                if self.sharing.is_none() {
+                    self.ask_card(*peer);
+                }
                 if self.sharing.as_ref().is_some_and(|it| it.required)
                     || self.remote.as_ref().is_some_and(|it| it.required)
                 {
@@ -292,7 +269,8 @@ impl Drop for Paths {
         if is_more {
             let Traffic { shared_bytes, ucx_bytes, tcp_bytes, sent_anew } = self.traffic;
             tracing::info!(
-                "bytes of rows came by shared memory: {shared_bytes}, by UCX: {ucx_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no better path in time)"
+                "bytes of rows came by shared memory: {shared_bytes}, by UCX: {ucx_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no better path in time; {} ways failed)",
+                self.failed_ways()
             );
         }
     }
@@ -334,6 +312,11 @@ impl Provider for Paths {
         self.tcp.take(landing)
     }
 
+    /// What cannot be called back has ended before its pull does.
+    fn is_busy(&self, _landing: LandingId) -> bool {
+        false
+    }
+
     fn discard(&mut self, landing: LandingId) {
         self.tcp.discard(landing);
     }
@@ -346,7 +329,10 @@ impl Provider for Paths {
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
                 self.ask(peer);
             }
-            if self.remote.as_ref().is_some_and(|it| it.is_to_be_tried(peer, now)) {
+            // Not while there is, or may be, shared memory.
+            let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
+            let is_due = |it: &Remote| shared == Path::Tcp && it.is_to_be_tried(peer, now);
+            if self.remote.as_ref().is_some_and(is_due) {
                 self.ask_card(peer);
             }
             self.begin(pull);

@@ -10,8 +10,8 @@
 //! connect ──▶ outgoing: our rings and pulls ──▶ ledger: landings, events
 //! ```
 //!
-//! Peers prove that they know the job's secret when a link opens. With [`Encryption::Tls`] the link is encrypted; without it the
-//! network between them is trusted not to change it afterwards.
+//! Peers prove that they know the job's secret when a link opens. With [`Encryption::Off`] the network between them is trusted not to
+//! change it afterwards; else the link is encrypted.
 
 mod admit;
 mod copied;
@@ -279,6 +279,10 @@ impl Provider for Tcp {
 
     fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
         self.ledger.take(landing)
+    }
+
+    fn is_busy(&self, _landing: LandingId) -> bool {
+        false
     }
 
     fn discard(&mut self, landing: LandingId) {
