@@ -127,7 +127,11 @@ impl State {
             self.completed += 1;
             return;
         }
-        if exit.code == Some(BAD_INPUT) && !matches!(self.mode, Mode::Killing(_)) {
+        // Torchrun ends with a code of its own, whatever that of its rank was.
+        let said = worker.account.as_ref().map(|it| it.exit_code);
+        let is_bad =
+            exit.code.is_some_and(|it| it == BAD_INPUT || it != 0 && said == Some(BAD_INPUT));
+        if is_bad && !matches!(self.mode, Mode::Killing(_)) {
             let message = exit.last_words(name, worker.account.as_ref());
             // The others may have steps to write down; of those that end by a user's interrupt trainer 0 alone.
             if self.reported.is_none() || matches!(self.mode, Mode::Interrupted { .. }) {

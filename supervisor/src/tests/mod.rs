@@ -292,6 +292,19 @@ fn bad_input_ends_everything_with_the_workers_words() {
 }
 
 #[test]
+fn a_launcher_that_ends_with_another_code_than_its_rank_said_does_not_hide_bad_input() {
+    for (said, expected) in [(2, "done 2: give f32"), (3, "done 3: the job failed: trainer 1")] {
+        let mut run = Run::registered(config(0, true, &[]));
+        let account = account(Outcome::Failed);
+        let words = Finished { message: "give f32".into(), exit_code: said, ..account };
+        run.say("t1", Message::Finished(words));
+        run.exit("t1", Some(1), &[]);
+        let end = run.exit("t0", Some(1), &[]);
+        assert!(end.starts_with(expected), "{end}");
+    }
+}
+
+#[test]
 fn an_interrupt_waits_for_the_checkpoint_and_a_second_one_does_not() {
     let mut run = Run::registered(config(1, false, &[]));
     assert!(run.input(Input::Interrupt).starts_with("stop t0; notice interrupted"));
