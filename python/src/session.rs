@@ -298,8 +298,7 @@ impl Session {
         })
     }
 
-    /// Says that this rank is busy elsewhere for `seconds`, so that it does not count as standing
-    /// still.
+    /// Says that this rank is busy elsewhere for `seconds`: it does not stand still.
     fn busy(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let lease = Duration::try_from_secs_f64(seconds)
             .map_err(|_| refused(format!("busy for {seconds} s; say a time of 0 s or more")))?;
