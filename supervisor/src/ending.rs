@@ -164,9 +164,17 @@ impl State {
     /// The first trainer has failed: the others write their checkpoint.
     fn survive(&mut self, now: Duration, name: WorkerName, exit: &Exit, out: &mut Vec<Action>) {
         if let Mode::Running = self.mode {
-            self.mode = Mode::Survivors { until: now + self.config.limits.survivors };
+            let until = now + self.survivors_learn() + self.config.limits.survivors;
+            self.mode = Mode::Survivors { until };
             self.notice(Level::Error, format!("{name}: {exit}; the other trainers stop"), out);
         }
+    }
+
+    /// The longest until survivors know that a trainer is dead: the conductor believes it after a suspicion, and for one more
+    /// looks whether others are dead, too.
+    fn survivors_learn(&self) -> Duration {
+        let suspicion = self.config.pool.spec.health.suspect_after_milliseconds;
+        Duration::from_millis(2 * u64::from(suspicion))
     }
 
     /// A trainer is at work, and says so: it may be so as long as after an interrupt.

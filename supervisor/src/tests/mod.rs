@@ -220,7 +220,7 @@ fn survivors_have_a_grace_and_the_job_starts_again() {
     let mut run = Run::registered(settings);
     // The failure of the survivor is heard first; the one who was killed is still the cause.
     run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
-    assert_eq!(run.after(9_999), "");
+    assert_eq!(run.after(11_999), "");
     assert_eq!(run.after(1), "kill t1; kill s0");
     run.exit("s0", None, &[]);
     assert_eq!(
