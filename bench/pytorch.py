@@ -144,7 +144,7 @@ def ended(processes: list[subprocess.Popen]) -> tuple[float, float]:
 
 def run(kind: str, steps: int, folder: Path) -> tuple[float, float, float]:
     """Wall and CPU seconds, MiB of a rank."""
-    options = [f"--steps={steps}", f"--tokens={TOKENS}"]
+    options = [f"--steps={steps}", f"--tokens={TOKENS}", "--whole"]
     began = time.perf_counter()
     with (folder / "said").open("wb") as said:
         more = {"stdout": said, "stderr": said, "cwd": ROOT}

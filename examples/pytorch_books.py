@@ -1,6 +1,6 @@
 """What the examples of PyTorch train on: the books in `examples/bible`, cut at lengths with a long tail, and packed.
 
-In: a rank, a number of tokens. Out: batches without end. Nothing here is Cadre's.
+In: a rank, a number of tokens. Out: batches of a rank without end, or documents for all ranks. Nothing here is Cadre's.
 """
 
 import random
@@ -36,3 +36,13 @@ def packed(rank: int, tokens: int) -> Iterator[dict[str, Tensor]]:
             "cu_seq_lens_q": ends,
             "cu_seq_lens_k": ends,
         }
+
+
+def documents(step: int, rows: int) -> list[Tensor]:
+    """Pieces of the books for all ranks, of so many rows together; every rank draws the same."""
+    books, draw, pieces = [it.read_bytes() for it in sorted(BOOKS.glob("*.txt"))], random.Random(step), []
+    while (left := rows - sum(len(it) for it in pieces)) > 0:
+        length, book = min(left, 1 + int(draw.lognormvariate(5.5, 1.2))), draw.choice(books)
+        start = draw.randrange(len(book) - length)
+        pieces.append(torch.tensor(list(book[start : start + length])))
+    return pieces

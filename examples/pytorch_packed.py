@@ -9,12 +9,11 @@ Cadre's here is marked.
 
 import argparse
 import os
-import random
 
 import cadre
 import torch
 import torch.distributed as dist
-from pytorch_books import BOOKS
+from pytorch_books import documents
 from pytorch_plain import DIM, HEADS, KV_HEADS, LAYERS, Model
 from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
@@ -25,16 +24,6 @@ class Packed(Model):
 
     def forward(self, batch: cadre.Packed) -> Tensor:
         return self.logits(batch.input_ids[0], batch.position_ids[0], batch.cu_seqlens)
-
-
-def documents(step: int, rows: int) -> list[Tensor]:
-    """Pieces of the books for all ranks; every rank draws the same."""
-    books, draw, pieces = [it.read_bytes() for it in sorted(BOOKS.glob("*.txt"))], random.Random(step), []
-    while (left := rows - sum(len(it) for it in pieces)) > 0:
-        length, book = min(left, 1 + int(draw.lognormvariate(5.5, 1.2))), draw.choice(books)
-        start = draw.randrange(len(book) - length)
-        pieces.append(torch.tensor(list(book[start : start + length])))
-    return pieces
 
 
 def main() -> None:

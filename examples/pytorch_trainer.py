@@ -49,7 +49,7 @@ def main() -> None:
         num_train_epochs=options.epochs,
         learning_rate=3e-3,
         logging_steps=1,
-        save_strategy="no",
+        save_strategy="epoch",
         report_to="none",
         use_cpu=True,
         ddp_backend="gloo",

@@ -13,12 +13,13 @@ here, by the kernels that the servers run, with the same bits of O, LSE and dQ.
 
 from ._attention import flash_attn_varlen_func
 from ._batches import Batches, batches
-from ._job import begin_step, busy, finish, init, local, next_micro_batch, report
+from ._job import begin_step, finish, init, local, next_micro_batch
 from ._layout import Kind, Shape, Stretch
 from ._native import Session, Ticket, __version__
 from ._observe import Observer, observe
 from ._pack import Packed, pack
 from ._swaps import flash_attn_func, install, varlen_attn
+from ._telling import busy, report, saved, stopped
 
 __all__ = [
     "Batches",
@@ -43,5 +44,7 @@ __all__ = [
     "observe",
     "pack",
     "report",
+    "saved",
+    "stopped",
     "varlen_attn",
 ]

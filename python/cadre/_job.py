@@ -26,7 +26,8 @@ import torch
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
-from ._native import Session
+from ._mistakes import BAD_INPUT, is_mistake
+from ._native import Session, exit_with
 from ._step import Step
 from ._turns import Turn, Turns, order_of
 
@@ -43,6 +44,8 @@ class Job:
         self.turn = threading.Lock()
         self.running: Step | None = None
         self.ended = False
+        # Whether it was asked to stop. Then the session goes on until the script ends, which may save first.
+        self.stopped = self.left = False
         # Layouts and turns of the next step, if they were announced.
         self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
         self.not_finite = NotFinite(session)
@@ -163,24 +166,39 @@ class Job:
         state = self.session.begin(self.steps) if self.session else "completed"
         return self.leave("completed" if state == "step" else state)
 
-    def leave(self, how: str) -> bool:
+    def leave(self, how: str, *, for_good: bool = False) -> bool:
+        """`for_good`: another attempt would fail in the same way."""
         if not self.ended:
             self.ended = True
-            if self.session:
-                self.session.leave(how)
+            if how == "stopped":
+                self.stopped = True
+            elif self.session:
+                self.left = True
+                self.session.leave(how, for_good=for_good)
         return False
+
+    def close(self, how: str = "stopped", *, for_good: bool = False) -> None:
+        """Leaves a job that was asked to stop, once."""
+        if self.stopped and self.session and not self.left:
+            self.left = True
+            self.session.leave(how, for_good=for_good)
 
     def fail(self, error: BaseException | None) -> None:
         """Leaves the job with the exception that ends this process."""
         own = self.unfinished() or "its process ended; call cadre.finish() at the end"
         why = f"{type(error).__name__}: {error}" if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
-        self.leave(f"rank {self.rank}, {where}: {why}")
+        leave = self.close if self.stopped else self.leave
+        leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error))
 
     def at_exit(self) -> None:
         """Fails the job if this rank exits in the middle, so that no other rank waits for it."""
-        if not self.ended and os.getpid() == self.process:
-            self.fail(getattr(sys, "last_value", None))
+        if os.getpid() != self.process:
+            return
+        error = getattr(sys, "last_value", None)
+        if not self.ended or (self.stopped and error):
+            self.fail(error)
+        self.close()
 
     def in_child(self) -> None:
         """Called after a fork: keeps the session from being dropped, which would wait for threads of the parent."""
@@ -207,6 +225,16 @@ _JOB: Job | None = None
 _WATCHED: list[bool] | None = None
 _LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
 _WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.whole", default=False)
+
+
+@atexit.register
+def _at_exit() -> None:
+    """Before `init` has joined, too: the exit code says whether another attempt would help."""
+    if _JOB is not None:
+        _JOB.at_exit()
+    elif "CADRE_CONTROL" in os.environ and is_mistake(getattr(sys, "last_value", None)):
+        exit_with(BAD_INPUT)
+        print(f"error: {type(sys.last_value).__name__}: {sys.last_value}", file=sys.stderr)
 
 
 def current() -> Job | None:
@@ -294,7 +322,6 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
     _JOB = Job(shape, session, int(steps))
-    atexit.register(_JOB.at_exit)
     os.register_at_fork(after_in_child=_JOB.in_child)
 
 
@@ -340,46 +367,18 @@ def next_micro_batch() -> None:
 def finish() -> None:
     """Ends the last step and leaves the job. `batches` does it by itself; a job that has steps left fails. While an
     exception is under way, as in `finally`, the job fails with it."""
-    job = joined("finish")
+    job, error = joined("finish"), sys.exc_info()[1]
+    if isinstance(error, SystemExit) and not error.code:
+        error = None
     if job.ended:
-        return
+        return job.fail(error) if job.stopped and error else job.close()
     if reason := job.unfinished():
-        error = sys.exc_info()[1]
-        if error and not (isinstance(error, SystemExit) and not error.code):
+        if error:
             return job.fail(error)
-        job.leave(reason)
+        job.leave(reason, for_good=True)
         raise RuntimeError(f"finish: {reason}")
     job.end_step()
     job.end()
-
-
-def report(
-    *,
-    loss: float | torch.Tensor,
-    tokens: int | None = None,
-    gradient_norm: float | torch.Tensor = 0.0,
-    learning_rate: float = 0.0,
-    validation_loss: float | torch.Tensor | None = None,
-) -> None:
-    """Says what the step came to, for logs and live views: the mean loss and the tokens of all ranks (default: the
-    rows of this rank times the ranks); `validation_loss` in steps that evaluate documents that are held out."""
-    if (step := joined("report").running) is None:
-        raise RuntimeError("report was called outside of a step")
-    if tokens is not None and (tokens < 0 or tokens != int(tokens)):
-        raise ValueError(f"report: tokens is {tokens}; give the tokens of all ranks, 0 or more")
-    step.loss, step.tokens = float(loss), None if tokens is None else int(tokens)
-    if of := check():
-        of.made.losses.append(step.loss)
-    step.gradient_norm, step.learning_rate = float(gradient_norm), learning_rate
-    step.validation_loss = None if validation_loss is None else float(validation_loss)
-
-
-def busy(seconds: float) -> None:
-    """Says that this rank is at work elsewhere, for so long at most, as when it saves or evaluates the model, and that
-    it does not stand still. Its next call of `cadre` ends that. Ranks that wait for it meanwhile say so, too."""
-    job = joined("busy")
-    if job.session and not job.ended:
-        job.session.busy(seconds)
 
 
 @contextlib.contextmanager

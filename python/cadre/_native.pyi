@@ -6,13 +6,16 @@ from torch import Tensor
 
 __version__: str
 
+class RefusedError(ValueError):
+    """What the caller can correct."""
+
 class Ticket:
     """A submitted phase, to be waited for once."""
 
 class Session:
     """A rank's side of a job. `docs/trainers.md` says which call comes when; one out of turn ends the job everywhere.
 
-    `ValueError`: what the caller can correct. `RuntimeError`: the job ended, or a call was out of turn.
+    `RefusedError`: what the caller can correct. `RuntimeError`: the job ended, or a call was out of turn.
     """
 
     rank: int
@@ -89,8 +92,15 @@ class Session:
     def busy(self, seconds: float) -> None:
         """This rank is at work elsewhere for so long, at most: it does not stand still."""
 
-    def leave(self, how: str) -> None:
-        """Leaves the job, once: `completed`, `stopped`, or why the job fails, everywhere."""
+    def saved(self, steps: int, path: str | None = None) -> None:
+        """A checkpoint is written that holds so many steps of all attempts together."""
+
+    def leave(self, how: str, *, for_good: bool = False) -> None:
+        """Leaves the job, once: `completed`, `stopped`, or why the job fails, everywhere; `for_good` if another attempt
+        would fail in the same way. The process then exits with the code that says so, if Python's were 0 or 1."""
+
+def exit_with(code: int) -> None:
+    """Makes this process exit with `code` where Python would exit with 0 or 1."""
 
 def gpu_refuses(number: int) -> str | None:
     """Why the kernels of GPUs do not run on this one."""

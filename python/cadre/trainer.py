@@ -10,13 +10,14 @@ left, so that a resume from Trainer's own checkpoint is a job of its own.
 """
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 # Registers the attention.
-from . import _check, _job, transformers  # noqa: F401
+from . import _check, _job, _telling, transformers  # noqa: F401
 from ._layout import lengths_of
 
 
@@ -43,7 +44,11 @@ class _Calls(TrainerCallback):
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():
             told = {"gradient_norm": logs.get("grad_norm", 0.0), "learning_rate": logs.get("learning_rate", 0.0)}
-            _job.report(loss=logs["loss"], **told)
+            _telling.report(loss=logs["loss"], **told)
+
+    def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        if state.is_world_process_zero:
+            _telling.saved(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         _job.finish()
@@ -122,7 +127,7 @@ class OnPool:
     def prediction_step(self, model: Any, inputs: Any, *args: Any, **more: Any) -> Any:
         if _job.current():
             # A part of an evaluation that may be long.
-            _job.busy(0)
+            _telling.busy(0)
         ids = inputs.get("input_ids")
         if ids is not None and len(ids) == 1 and not {"cu_seq_lens_q", "position_ids"} & set(inputs):
             ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32)

@@ -6,13 +6,22 @@
 //! It knows no autograd, no model and no order of calls: `python/cadre` does, and the session checks it. Python goes on
 //! with other threads while a call copies, waits or computes.
 
+mod ending;
 mod lent;
 mod local;
 mod on_gpu;
+mod refusal;
 mod session;
 mod tensor;
+mod turns;
 
 use pyo3::prelude::*;
+
+/// Makes this process exit with `code` where Python would exit with 0 or 1.
+#[pyfunction]
+fn exit_with(code: u8) {
+    ending::exit_with(code);
+}
 
 /// See the package's `_native.pyi`.
 #[pymodule]
@@ -20,6 +29,8 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add_class::<session::Session>()?;
     module.add_class::<session::Ticket>()?;
+    module.add("RefusedError", module.py().get_type::<refusal::RefusedError>())?;
+    module.add_function(wrap_pyfunction!(exit_with, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_refuses, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_forward, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_backward, module)?)?;

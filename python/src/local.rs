@@ -7,9 +7,9 @@
 
 use cadre_kernels::{Heads, Pieces, PiecesBackward, Threads, delta};
 use cadre_worker::session::{Factor, Kind};
-use pyo3::exceptions::PyValueError;
 use pyo3::prelude::*;
 
+use crate::refusal::refused;
 use crate::tensor::{Given, Side, Tensor, check_apart};
 
 /// Kind of the layer, threads, and rows of each document.
@@ -35,7 +35,7 @@ impl Common {
     /// Refuses rows that are not those of the documents.
     fn new((kind, threads, documents): &Batch, qkv: &[Tensor; 3]) -> PyResult<Self> {
         let [q, k, v] = qkv;
-        let refuse = |message: String| Err(PyValueError::new_err(message));
+        let refuse = |message: String| Err(refused(message));
         let (&[rows, query, dim], &[_, kv, _]) = (q.shape(), k.shape()) else {
             return refuse("Q, K or V has not 3 dimensions; give [rows, heads, dim]".into());
         };
@@ -172,8 +172,4 @@ pub(crate) fn local_backward(
         let from = PiecesBackward { qkv, dout, lse, delta: &delta };
         common.pieces().backward(from, [dq?, dk?, dv?]).map_err(refused)
     })
-}
-
-fn refused(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
 }

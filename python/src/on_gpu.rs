@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 
 use crate::lent::{Behind, stream};
 use crate::local::{BackwardCall, Common, ForwardCall};
-use crate::session::{failed, refused};
+use crate::refusal::{failed, refused};
 use crate::tensor::{Given, Side, Tensor};
 
 /// Plans that are kept: those of the newest batches.

@@ -5,37 +5,32 @@
 //!
 //! Invariant: the session is taken only by `leave`, which waits until no other thread is inside a call.
 
-use std::num::NonZeroU16;
 use std::sync::{Mutex, PoisonError, RwLock, RwLockReadGuard};
 use std::time::Duration;
 
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_control::proto::notice::{Event, Level};
 use cadre_planner::{DocumentId, Heads, Stretch};
-use cadre_worker::process::arm_parent_death;
+use cadre_worker::process::{arm_parent_death, last_words};
 use cadre_worker::session::{
-    self, Contract, Direction, Ending, Error, Inputs, Join, JoinError, KvHeads, Layers, Lengths,
-    NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone, Turn, Turns, Which,
+    self, Contract, Direction, Ending, Inputs, Join, JoinError, KvHeads, Layers, Lengths,
+    NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
-use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
+use crate::ending::{self, BAD_INPUT, COULD_NOT_GO_ON, STOPPED};
 use crate::lent::{self, Behind};
+use crate::refusal::{failed, refused, told};
 use crate::tensor::{Given, Side, Tensor, check_apart};
+use crate::turns::{MicroBatches, in_words};
 
 /// Longest wait until a reason is out, before the session ends.
 const FAREWELL: Duration = Duration::from_secs(2);
 
 /// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
 type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
-
-/// Micro-batches of a turn.
-#[derive(FromPyObject)]
-enum MicroBatches {
-    One(u16),
-    Several(Vec<u16>),
-}
 
 /// See the module.
 #[pyclass(frozen, module = "cadre._native")]
@@ -125,6 +120,8 @@ impl Session {
             cadre_crds::Wire::F32 => "float32",
             cadre_crds::Wire::Bf16 => "bfloat16",
         };
+        // A pod that is drained, or torchrun, asks each rank; the job ends with the step that is out.
+        ending::on_sigterm(joined.ender()).map_err(failed)?;
         let held = RwLock::new(Some(joined));
         Ok(Self { held, layers: count, not_finite, rank, ranks, wire })
     }
@@ -134,6 +131,7 @@ impl Session {
     #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
     fn announce(
         &self,
+        py: Python<'_>,
         step: u64,
         micro_batches: Vec<MicroBatch>,
         turns: Vec<(char, MicroBatches)>,
@@ -147,7 +145,8 @@ impl Session {
             NanoLengths { documents, stretches }
         });
         let lengths = Lengths { step, turns, nanos: nanos.collect() };
-        self.with(|session| session.announce(lengths).map_err(told))
+        // It takes as long as there are documents, and the queue to the IO thread may be full.
+        py.detach(|| self.with(|session| session.announce(lengths).map_err(told)))
     }
 
     /// Waits for a step: `step`, or `completed` or `stopped` where none follows.
@@ -290,44 +289,69 @@ impl Session {
     }
 
     /// Writes a warning into the job's log.
-    fn warn(&self, text: String) -> PyResult<()> {
-        self.with(|session| {
-            session.tell(Level::Warning, text, Event::Unspecified);
-            Ok(())
+    fn warn(&self, py: Python<'_>, text: String) -> PyResult<()> {
+        py.detach(|| {
+            self.with(|session| {
+                session.tell(Level::Warning, text, Event::Unspecified);
+                Ok(())
+            })
         })
     }
 
-    /// Says that this rank is busy elsewhere for `seconds`, so that it does not count as standing
-    /// still.
-    fn busy(&self, seconds: f64) -> PyResult<()> {
+    /// Says that this rank is busy elsewhere for `seconds`: it does not stand still.
+    fn busy(&self, py: Python<'_>, seconds: f64) -> PyResult<()> {
         let lease = Duration::try_from_secs_f64(seconds)
             .map_err(|_| refused(format!("busy for {seconds} s; say a time of 0 s or more")))?;
-        self.with(|session| {
-            session.busy(lease);
-            Ok(())
+        py.detach(|| {
+            self.with(|session| {
+                session.busy(lease);
+                Ok(())
+            })
         })
     }
 
-    /// Leaves the job, once: `completed`, `stopped`, or any other text, which is why the job fails, everywhere. Calls of other
-    /// threads end first.
-    fn leave(&self, py: Python<'_>, how: &str) -> PyResult<()> {
-        let (kind, message, exit_code) = match how {
-            "completed" => (Kind::Completed, "", 0),
-            "stopped" => (Kind::Stopped, "", 0),
-            reason => (Kind::Failed, reason, 1),
-        };
-        let mut outcome =
-            Outcome { kind, message: message.to_owned(), exit_code, sample: String::new() };
+    /// Says that a checkpoint is written that holds `steps` steps, counted over all attempts, and where.
+    #[pyo3(signature = (steps, path=None))]
+    fn saved(&self, py: Python<'_>, steps: u64, path: Option<String>) -> PyResult<()> {
         py.detach(|| {
-            if exit_code != 0
-                && let Some(session) = self.read().as_ref()
-            {
-                session.fail(message.to_owned());
-                // A thread inside a call of the session learns the reason too. If the job had ended
-                // before, this rank is not the cause.
-                if let Some(Ending::Failed { reason, .. }) = session.ending(FAREWELL) {
-                    outcome.message = reason;
+            self.with(|session| {
+                if let Some(path) = path {
+                    let text = format!("checkpoint of {steps} steps is at {path}");
+                    session.tell(Level::Information, text, Event::CheckpointWritten);
                 }
+                session.saved(steps);
+                Ok(())
+            })
+        })
+    }
+
+    /// Leaves the job, once: `completed`, `stopped`, or any other text, which is why the job fails, everywhere; `for_good` if
+    /// another attempt would fail in the same way. Calls of other threads end first. Python's exit code follows: see `ending`.
+    #[pyo3(signature = (how, *, for_good=false))]
+    fn leave(&self, py: Python<'_>, how: &str, for_good: bool) -> PyResult<()> {
+        let outcome = |kind, message: &str, exit_code| Outcome {
+            kind,
+            message: message.to_owned(),
+            exit_code,
+            sample: String::new(),
+        };
+        py.detach(|| {
+            let outcome = match how {
+                "completed" => outcome(Kind::Completed, "", 0),
+                // Exit code 0 of a pod is that of a job that is complete.
+                "stopped" => {
+                    let is_pod = self.read().as_ref().is_some_and(session::Session::is_pod);
+                    let code = if is_pod || ending::asked() { STOPPED } else { 0 };
+                    outcome(Kind::Stopped, "", code)
+                }
+                reason => {
+                    let (reason, code) = self.fail(reason, for_good);
+                    outcome(Kind::Failed, &reason, code)
+                }
+            };
+            ending::exit_with(outcome.exit_code);
+            if [BAD_INPUT, COULD_NOT_GO_ON].contains(&outcome.exit_code) {
+                last_words(&outcome.message);
             }
             let held = self.held.write().unwrap_or_else(PoisonError::into_inner).take();
             held.map_or(Ok(()), |it| it.leave(outcome).map_err(failed))
@@ -336,6 +360,28 @@ impl Session {
 }
 
 impl Session {
+    /// Ends the job everywhere. The reason why it ends, and this rank's exit code: 3 where it is not the cause.
+    fn fail(&self, reason: &str, for_good: bool) -> (String, u8) {
+        let own = (reason.to_owned(), if for_good { BAD_INPUT } else { 1 });
+        let read = self.read();
+        let Some(session) = read.as_ref() else { return own };
+        let had_ended = session.ending(Duration::ZERO).is_some();
+        if for_good {
+            session.fail_for_good(reason.to_owned());
+        } else {
+            session.fail(reason.to_owned());
+        }
+        // A thread inside a call of the session learns the reason too.
+        match session.ending(FAREWELL) {
+            Some(Ending::Failed { reason, bad_input: true }) => (reason, BAD_INPUT),
+            Some(Ending::Failed { reason, bad_input: false }) if had_ended => {
+                (reason, COULD_NOT_GO_ON)
+            }
+            Some(Ending::Failed { reason, bad_input: false }) => (reason, own.1),
+            Some(Ending::Completed | Ending::Stopped { .. }) | None => own,
+        }
+    }
+
     fn read(&self) -> RwLockReadGuard<'_, Option<session::Session>> {
         self.held.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -351,50 +397,4 @@ impl Session {
 
 fn side_of(lent: Option<Behind>) -> Side {
     if lent.is_none() { Side::Host } else { Side::Gpu }
-}
-
-/// The order of a step's phases; none where it is the usual one.
-fn in_words(turns: Vec<(char, MicroBatches)>, frozen: u16, layers: u16) -> PyResult<Option<Turns>> {
-    let turns = turns.into_iter().map(|(way, of)| {
-        let nanos = match of {
-            MicroBatches::One(nano) => vec![nano],
-            MicroBatches::Several(nanos) => nanos,
-        };
-        let (direction, layers) = match (way, frozen) {
-            ('F', _) => (Direction::Forward, Which::All),
-            ('B', 0) => (Direction::Backward, Which::All),
-            ('B', _) => (Direction::Backward, Which::Only((frozen..layers).collect())),
-            (other, _) => {
-                return Err(refused(format!("turn {other}{nanos:?}; say F or B")));
-            }
-        };
-        Ok(Turn { direction, nanos, layers })
-    });
-    let turns = turns.collect::<PyResult<Vec<_>>>()?;
-    let turns = Turns::new(turns).map_err(refused)?;
-    Ok(if turns == Turns::together(NonZeroU16::MIN) { None } else { Some(turns) })
-}
-
-/// The session's own words; of a kind that says whether the caller can correct it.
-pub(crate) fn told(error: Error) -> PyErr {
-    match error {
-        Error::Rows { .. }
-        | Error::Lent { .. }
-        | Error::Layers { .. }
-        | Error::Seed { .. }
-        | Error::Turns { .. } => refused(error),
-        Error::OutOfTurn { .. }
-        | Error::NotFinite { .. }
-        | Error::Device { .. }
-        | Error::Thread { .. }
-        | Error::Ended { .. } => failed(error),
-    }
-}
-
-pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
-}
-
-pub(crate) fn failed(error: impl std::fmt::Display) -> PyErr {
-    PyRuntimeError::new_err(error.to_string())
 }

@@ -12,10 +12,11 @@ use cadre_kernels::device::tables::Plain;
 use cadre_kernels::device::{Gpu, Lent, LentMut, Slice, SliceMut, Spread};
 use cadre_worker::session::{Rows, RowsMut};
 use half::bf16;
-use pyo3::exceptions::PyValueError;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+
+use crate::refusal::refused;
 
 /// Tensors that a call is given.
 pub(crate) type Given<'py, const N: usize> = [Bound<'py, PyAny>; N];
@@ -300,5 +301,5 @@ pub(crate) fn check_apart(written: &[&Tensor], read: &[&Tensor]) -> PyResult<()>
 }
 
 fn refuse<T>(name: &str, what: &str) -> PyResult<T> {
-    Err(PyValueError::new_err(format!("{name} {what}")))
+    Err(refused(format!("{name} {what}")))
 }

@@ -10,13 +10,12 @@ from cadre import _job, _layout
 
 
 class Alone(unittest.TestCase):
-    """Before each test nothing of Cadre was called in this process, and no exit of it is watched."""
+    """Before each test nothing of Cadre was called in this process."""
 
     def setUp(self) -> None:
         for it in (
             mock.patch.object(_job, "_JOB", None),
             mock.patch.dict(_layout._PARTS, clear=True),
-            mock.patch.object(_job.atexit, "register"),
             mock.patch.object(_job.os, "register_at_fork"),
         ):
             it.start()

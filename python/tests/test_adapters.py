@@ -91,7 +91,7 @@ class Recomputes(RealProcesses):
             self.assertEqual(run(HERE / "megatron_rank.py", kind), calm, kind)
 
 
-SMALL = ("--steps=1", f"--tokens={TOKENS}")
+SMALL = ("--steps=1", f"--tokens={TOKENS}", "--whole")
 
 
 def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -46,8 +46,9 @@ def manifest(
     script: Path = HERE / "rank.py",
     servers: int = 2,
     nodes: int = 2,
+    **attention: object,
 ) -> str:
-    """A job of rank.py, or of another script, of two ranks. JSON is YAML."""
+    """A job of rank.py, or of another script, of two ranks; `attention` is more of `spec.attention`. JSON is YAML."""
 
     def of(name: str, command: list[str], args: list[str]) -> dict:
         # Ranks and servers share few processors, and some frameworks set torch's threads by it.
@@ -73,7 +74,8 @@ def manifest(
         "spec": {
             "nodes": nodes,
             "procsPerNode": 2 // nodes,
-            "attention": {"poolRef": {"name": "pool"}, "wire": wire, "onPoolLoss": "Fail", "reproducible": True},
+            "attention": {"poolRef": {"name": "pool"}, "wire": wire, "onPoolLoss": "Fail", "reproducible": True}
+            | attention,
             "template": of("trainer", [program, str(script)], list(arguments)),
         },
     }
@@ -192,9 +194,9 @@ class Ranks(RealProcesses):
     def test_an_exception_in_a_rank_ends_the_job_with_its_words(self) -> None:
         early = "0 of 3 forward phases and 0 of 3 backward phases were called"
         # An exception that nothing catches: `test_torchrun_numbers_the_ranks_of_its_nodes`.
-        for end, why in (("finish", "ValueError: the loader broke"), ("early", early)):
+        for end, expected, why in (("finish", 3, "ValueError: the loader broke"), ("early", 2, early)):
             code, said, _ = self.run_job(manifest(f"--break={end}"))
-            self.assertEqual(code, 3, said)
+            self.assertEqual(code, expected, said)
             self.assertIn(f"rank 1, step 1: {why}", said)
 
     def test_micro_batches_in_flight_change_no_bit_and_what_is_not_finite_is_told(self) -> None:
@@ -242,7 +244,12 @@ class Transformers(RealProcesses):
         # Each rank has 3 batches an epoch: an update of two, and one of the one that is left.
         options = ("--documents=24", "--longest=200", "--epochs=2", f"--out={self.folder}")
         text = manifest(*options, script=EXAMPLES / "pytorch_trainer.py")
-        calm = losses(self.complete(text))
+        code, said, out = self.run_job(text)
+        self.assertEqual(code, 0, said)
+        calm = losses(out)
+        # The job knows of the checkpoint of each epoch.
+        for steps in (2, 4):
+            self.assertIn(f"checkpoint of {steps} steps is at {self.folder}/checkpoint-{steps}", said)
         self.assertEqual(losses(self.complete(text, "--fault", "kill-server:1@2:bwd")), calm)
         theirs = self.without_cadre("pytorch_trainer.py", options)
         self.assertEqual(len(theirs), 4)
@@ -276,21 +283,6 @@ class Transformers(RealProcesses):
         self.assertLess(abs(number(calm[0]) - first) / first, 1e-6)
         for found, expected in zip(*(it.parameters() for it in models), strict=True):
             self.assertLess((found.grad - expected.grad).abs().max() / expected.grad.abs().max(), 1e-5)
-
-    def test_a_llama_trains_with_the_same_bits_whatever_server_dies(self) -> None:
-        shipped = (EXAMPLES / "pytorch.yaml").read_text()
-        text = shipped.replace("[--steps=30, --tokens=2048]", f"[--steps=4, --tokens={TOKENS}]")
-        self.assertNotEqual(text, shipped)
-
-        calm = losses(self.complete(text))
-        self.assertEqual(len(calm), 4)
-        again = text.replace("--steps=4, ", "--steps=4, --checkpointing, ")
-        self.assertEqual(losses(self.complete(again, "--fault", "kill-server:0@1:bwd")), calm)
-        # Attention of transformers' own, in this process: another order of sums, the same loss but for that.
-        with torch.no_grad():
-            model = llama("sdpa")
-            first = sum(float(model(**next(packed(it, TOKENS))).loss) for it in range(2)) / 2
-        self.assertLess(abs(first - number(calm[0])) / first, 1e-6)
 
     def test_a_hybrid_trains_with_the_same_bits_whatever_server_dies(self) -> None:
         text = manifest("--steps=3", f"--tokens={TOKENS}", script=EXAMPLES / "pytorch_hybrid.py")

@@ -47,7 +47,7 @@ pub struct RunConfig {
 pub struct Limits {
     /// From a worker's start until it is registered, and the longest a live worker may be detached.
     pub register: Duration,
-    /// What survivors of a dead trainer have to write their checkpoint and leave. One that says that it is at work has
+    /// What survivors that know of a dead trainer have to write their checkpoint and leave. One that says that it is at work has
     /// what it would have after an interrupt, each time from then on.
     pub survivors: Duration,
     /// Time from the first interrupt until everything is killed, beyond the time of the steps that

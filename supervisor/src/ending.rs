@@ -127,7 +127,11 @@ impl State {
             self.completed += 1;
             return;
         }
-        if exit.code == Some(BAD_INPUT) && !matches!(self.mode, Mode::Killing(_)) {
+        // Torchrun ends with a code of its own, whatever that of its rank was.
+        let said = worker.account.as_ref().map(|it| it.exit_code);
+        let is_bad =
+            exit.code.is_some_and(|it| it == BAD_INPUT || it != 0 && said == Some(BAD_INPUT));
+        if is_bad && !matches!(self.mode, Mode::Killing(_)) {
             let message = exit.last_words(name, worker.account.as_ref());
             // The others may have steps to write down; of those that end by a user's interrupt trainer 0 alone.
             if self.reported.is_none() || matches!(self.mode, Mode::Interrupted { .. }) {
@@ -160,9 +164,17 @@ impl State {
     /// The first trainer has failed: the others write their checkpoint.
     fn survive(&mut self, now: Duration, name: WorkerName, exit: &Exit, out: &mut Vec<Action>) {
         if let Mode::Running = self.mode {
-            self.mode = Mode::Survivors { until: now + self.config.limits.survivors };
+            let until = now + self.survivors_learn() + self.config.limits.survivors;
+            self.mode = Mode::Survivors { until };
             self.notice(Level::Error, format!("{name}: {exit}; the other trainers stop"), out);
         }
+    }
+
+    /// The longest until survivors know that a trainer is dead: the conductor believes it after a suspicion, and for one more
+    /// looks whether others are dead, too.
+    fn survivors_learn(&self) -> Duration {
+        let suspicion = self.config.pool.spec.health.suspect_after_milliseconds;
+        Duration::from_millis(2 * u64::from(suspicion))
     }
 
     /// A trainer is at work, and says so: it may be so as long as after an interrupt.

@@ -220,7 +220,7 @@ fn survivors_have_a_grace_and_the_job_starts_again() {
     let mut run = Run::registered(settings);
     // The failure of the survivor is heard first; the one who was killed is still the cause.
     run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
-    assert_eq!(run.after(9_999), "");
+    assert_eq!(run.after(11_999), "");
     assert_eq!(run.after(1), "kill t1; kill s0");
     run.exit("s0", None, &[]);
     assert_eq!(
@@ -289,6 +289,19 @@ fn bad_input_ends_everything_with_the_workers_words() {
     );
     run.exit("s0", None, &[]);
     assert_eq!(run.exit("t1", None, &[]), "done 2: no data in d; give --data");
+}
+
+#[test]
+fn a_launcher_that_ends_with_another_code_than_its_rank_said_does_not_hide_bad_input() {
+    for (said, expected) in [(2, "done 2: give f32"), (3, "done 3: the job failed: trainer 1")] {
+        let mut run = Run::registered(config(0, true, &[]));
+        let account = account(Outcome::Failed);
+        let words = Finished { message: "give f32".into(), exit_code: said, ..account };
+        run.say("t1", Message::Finished(words));
+        run.exit("t1", Some(1), &[]);
+        let end = run.exit("t0", Some(1), &[]);
+        assert!(end.starts_with(expected), "{end}");
+    }
 }
 
 #[test]

@@ -22,10 +22,10 @@ fn a_survivor_that_writes_its_checkpoint_has_as_long_as_after_an_interrupt() {
     assert_eq!(run.after(9_000), "");
     assert_eq!(run.say("t0", busy()), "");
     // Who says nothing of the kind has no more time than before.
-    assert_eq!(run.after(1_000), "kill s0");
+    assert_eq!(run.after(3_000), "kill s0");
     run.exit("s0", None, &[]);
     // 30 s, and the time of two steps, from when it said so last.
-    assert_eq!(run.after(38_999), "");
+    assert_eq!(run.after(36_999), "");
     assert_eq!(run.say("t0", busy()), "");
     assert_eq!(run.after(39_999), "");
     assert_eq!(run.state.next_deadline().map(|it| it.as_millis()), Some(88_999));
@@ -35,12 +35,23 @@ fn a_survivor_that_writes_its_checkpoint_has_as_long_as_after_an_interrupt() {
 }
 
 #[test]
+fn the_time_of_survivors_begins_when_they_know_of_the_dead() {
+    let mut settings = config(0, true, &[]);
+    settings.pool.spec.health.suspect_after_milliseconds = 10_000;
+    let mut run = Run::registered(settings);
+    run.exit("t1", None, &[]);
+    // A suspicion until the conductor believes it, and one to see who else is dead.
+    assert_eq!(run.after(29_999), "");
+    assert_eq!(run.after(1), "kill t0");
+}
+
+#[test]
 fn a_trainer_that_says_that_it_is_busy_and_then_stands_still_holds_nobody_up() {
     let mut run = Run::registered(config(1, false, &[]));
     // It was at work when all was well, and is stopped since.
     run.say("t1", busy());
     run.exit("t0", Some(3), &["error: trainer 1 stands still"]);
-    assert_eq!(run.after(10_000), "kill t1; kill s0");
+    assert_eq!(run.after(12_000), "kill t1; kill s0");
 }
 
 #[test]

@@ -314,6 +314,11 @@ impl<P: Exchange> Io<P> {
             tracing::warn!("the main thread stands still: {stands:?}");
             self.shared.tell_conductor(Said::Standing(stands));
         }
+        if let Some(text) = self.trainer.as_mut().and_then(|it| it.standing.slow()) {
+            let (level, event) = (proto::notice::Level::Warning, proto::notice::Event::Unspecified);
+            let (level, event) = (level.into(), event.into());
+            self.say(proto::Notice { level, text, event, server: None });
+        }
         let due = |at: Option<Nanos>| at.is_some_and(|it| it <= now);
         if let Some(it) = self.trainer.as_mut().filter(|it| due(it.next_deadline())) {
             it.handle(&mut self.shared, trainer::Event::Tick);

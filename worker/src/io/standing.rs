@@ -66,6 +66,9 @@ pub struct Standing {
     lease: Nanos,
     last: Nanos,
     is_still: bool,
+    /// How long it may be its turn until that is said, and whether it was.
+    slow_after: Nanos,
+    is_slow: bool,
 }
 
 impl Standing {
@@ -89,7 +92,14 @@ impl Standing {
             lease: Nanos(0),
             last: now,
             is_still: false,
+            slow_after: Nanos(u64::MAX),
+            is_slow: false,
         }
+    }
+
+    /// The same, of which [`Self::slow`] speaks as soon as it has been its turn for so long.
+    pub fn slow_after(self, slow_after: Nanos) -> Self {
+        Self { slow_after, ..self }
     }
 
     /// The main thread has announced a step.
@@ -201,6 +211,22 @@ impl Standing {
         let seconds = self.idle.millis() / 1000;
         let what = || format!("rank {} has not {} for {seconds} s", self.me.0, self.due());
         Some(if is_still { Stands::Still(what()) } else { Stands::No })
+    }
+
+    /// What is said of it, once until it moves, long before it stands still: the call that others wait for. Between the last phase
+    /// of a step and its end all ranks wait for one of them, so nothing is said there.
+    pub fn slow(&mut self) -> Option<String> {
+        let is_slow = self.idle >= self.slow_after.max(self.lease) && !self.is_between_steps();
+        let was_slow = std::mem::replace(&mut self.is_slow, is_slow);
+        let (rank, seconds) = (self.me.0, self.idle.millis() / 1000);
+        let what = || {
+            format!("rank {rank} has not {} for {seconds} s, and others wait for it", self.due())
+        };
+        (is_slow && !was_slow).then(what)
+    }
+
+    fn is_between_steps(&self) -> bool {
+        self.told.front().is_some_and(|it| self.submitted as usize == it.order.count())
     }
 
     /// What is said of it when it leaves: that a call is due which it will not make, if a step was told that is not over here.

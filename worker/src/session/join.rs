@@ -196,6 +196,7 @@ impl Session {
         let stalled = Nanos::from_millis(u64::from(settings.stalled_after_seconds) * 1000);
         let patience = [stalled.after(protocol.assemble_within), stalled];
         let standing = Standing::new((me, first), patience, shared.now());
+        let standing = standing.slow_after(protocol.trainer_after);
         let rows = Rows::new(me, protocol, standing, shared.now());
         let tasks =
             Tasks::new(Host::InPlace(me), join.memory, protocol, (&shared.provider, shared.now()));

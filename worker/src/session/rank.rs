@@ -145,17 +145,16 @@ impl Rank {
     /// Why `step` cannot begin. After a failure nobody has to call [`Self::done`] before he learns how the job ended.
     fn check_begin(&self, step: u64) -> Result<(), Ending> {
         let Err(why) = lock(&self.turn).check_begin(step) else { return Ok(()) };
-        Err(self.ending(Duration::ZERO).unwrap_or_else(|| {
-            let reason = self.out_of_turn(why).to_string();
-            Ending::Failed { reason, bad_input: false }
-        }))
+        let own = |reason| Ending::Failed { reason, bad_input: true };
+        let ended = self.ending(Duration::ZERO);
+        Err(ended.unwrap_or_else(|| own(self.out_of_turn(why).to_string())))
     }
 
     fn turn_to(&self, next: Next) -> Next {
         let Next::Step(planned) = &next else { return next };
         if let Some(other) = self.differs(&planned.header) {
             let reason = self.refuse(other).to_string();
-            return Next::End(Ending::Failed { reason, bad_input: false });
+            return Next::End(Ending::Failed { reason, bad_input: true });
         }
         let mut turn = lock(&self.turn);
         turn.begun(planned);
@@ -306,13 +305,18 @@ impl Rank {
     /// [`Self::announce`], [`Self::announce_end`], [`Self::submit`] or [`Self::done`] ends that. Work that goes on in small parts
     /// says so after each, with a lease of zero; then it is noticed when a part hangs. Any thread may call it.
     pub fn busy(&self, lease: Duration) {
-        let nanos = u64::try_from(lease.min(LONGEST_LEASE).as_nanos());
-        self.line.send(Request::Busy(Nanos(nanos.unwrap_or(u64::MAX))));
+        let nanos = u64::try_from(lease.min(LONGEST_LEASE).as_nanos()).unwrap_or(u64::MAX);
+        self.line.send(Request::Busy(Nanos(nanos)));
     }
 
     /// Ends the job everywhere, for a reason of the caller's.
     pub fn fail(&self, reason: String) {
         self.line.send(Request::Fail(reason));
+    }
+
+    /// As [`Self::fail`], for a mistake of the caller's: the job ends as one whose input is bad.
+    pub fn fail_for_good(&self, reason: String) {
+        self.line.send(Request::Refuse(reason));
     }
 
     /// What ends the job in peace when it is called, from any thread: this process was asked to end.
@@ -389,9 +393,8 @@ impl Rank {
 
     /// Ends the job everywhere for what this rank did.
     pub(super) fn refuse(&self, error: Error) -> Error {
-        let reason = error.to_string();
-        let is_mistake = error.is_bad_input();
-        self.line.send(if is_mistake { Request::Refuse(reason) } else { Request::Fail(reason) });
+        let end = if error.is_bad_input() { Request::Refuse } else { Request::Fail };
+        self.line.send(end(error.to_string()));
         error
     }
 }

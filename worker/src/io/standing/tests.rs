@@ -205,3 +205,35 @@ fn a_pause_of_the_process_does_not_count() {
     }
     assert!(rank.look(1_000, false).is_some());
 }
+
+#[test]
+fn a_slow_rank_is_told_of_once_until_it_moves_and_not_where_all_wait_for_one() {
+    let mut rank = Watched::new();
+    rank.0 = rank.0.slow_after(Nanos::from_millis(1_000));
+    rank.0.announced(5);
+    rank.0.begins(&planned(5));
+    let slow = |rank: &mut Watched, milliseconds: u64| {
+        let mut said = Vec::new();
+        for _ in 0..milliseconds / 200 {
+            assert_eq!(rank.look(200, false), None);
+            said.extend(rank.0.slow());
+        }
+        said
+    };
+    assert!(slow(&mut rank, 800).is_empty());
+    let said = slow(&mut rank, 5_000);
+    let expected = "rank 3 has not submitted step 5, layer 0, nano-batch 0, forward for 1 s, and others wait for it";
+    assert_eq!(said, [expected]);
+    rank.0.moved();
+    assert_eq!(slow(&mut rank, 1_000).len(), 1);
+    // It has said for how long it is busy.
+    rank.0.busy(Nanos::from_millis(3_000));
+    assert!(slow(&mut rank, 2_800).is_empty());
+    assert_eq!(slow(&mut rank, 200).len(), 1);
+    // Its last phase is over, and the step is not.
+    let count = planned(5).order.count() as u32;
+    (0..count).for_each(|_| rank.0.submitted());
+    rank.whole(5, 0..count);
+    rank.0.passed(5);
+    assert!(slow(&mut rank, 5_000).is_empty());
+}

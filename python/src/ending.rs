@@ -1,0 +1,78 @@
+//! What this process exits with, and what SIGTERM means to it.
+//!
+//! In: how a rank left its job, signals. Out: the exit code that the controller reads: 2 where another attempt would fail in
+//! the same way, 3 where a peer is the cause, 143 after a stop. It stands in for Python's 0 and 1 alone: a code that the
+//! script chose stays, as `spec.failurePolicy.rules` may name it.
+//!
+//! Invariant: a forked child exits as it would without.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_int, c_void};
+use std::process;
+use std::sync::Once;
+use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+
+use cadre_worker::process::{Error, Termination};
+
+/// Exit code of bad input.
+pub(crate) const BAD_INPUT: u8 = 2;
+/// Exit code of a rank that cannot go on without a peer.
+pub(crate) const COULD_NOT_GO_ON: u8 = 3;
+/// Exit code of a rank that was stopped: what a process ended by SIGTERM has.
+pub(crate) const STOPPED: u8 = 143;
+/// What Python exits with after an exception that nothing caught.
+const RAISED: c_int = 1;
+
+unsafe extern "C" {
+    fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
+    fn fflush(stream: *mut c_void) -> c_int;
+    fn _exit(status: c_int) -> !;
+}
+
+/// The code to exit with; 0: Python's own.
+static CODE: AtomicI32 = AtomicI32::new(0);
+/// The process that has registered.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
+static REGISTERED: Once = Once::new();
+/// Whether SIGTERM has come.
+static ASKED: AtomicBool = AtomicBool::new(false);
+
+/// Makes this process exit with `code` where Python would exit with 0 or 1; 0 takes that back.
+pub(crate) fn exit_with(code: u8) {
+    CODE.store(code.into(), Ordering::SeqCst);
+    REGISTERED.call_once(|| {
+        PROCESS.store(process::id(), Ordering::SeqCst);
+        // SAFETY: the function lives as long as the process, since nothing unloads a module of Python, and takes no argument.
+        unsafe { on_exit(exiting, std::ptr::null_mut()) };
+    });
+}
+
+/// Called by `exit`, when Python is through.
+extern "C" fn exiting(status: c_int, _: *mut c_void) {
+    let code = CODE.load(Ordering::SeqCst);
+    if code == 0
+        || !(0..=RAISED).contains(&status)
+        || process::id() != PROCESS.load(Ordering::SeqCst)
+    {
+        return;
+    }
+    // SAFETY: no stream means all of them.
+    unsafe { fflush(std::ptr::null_mut()) };
+    // SAFETY: ends the process; what `exit` would still do is to flush, which is done.
+    unsafe { _exit(code) }
+}
+
+/// From now on SIGTERM calls `stop`, on a thread of its own; a handler that Python had before runs, too.
+pub(crate) fn on_sigterm(stop: impl Fn() + Send + 'static) -> Result<(), Error> {
+    let termination = Termination::default();
+    termination.set(move || {
+        ASKED.store(true, Ordering::SeqCst);
+        stop();
+    });
+    termination.listen(STOPPED.into())
+}
+
+/// Whether this process was asked to end.
+pub(crate) fn asked() -> bool {
+    ASKED.load(Ordering::SeqCst)
+}

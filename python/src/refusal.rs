@@ -1,0 +1,35 @@
+//! Errors as Python's exceptions.
+//!
+//! In: errors, mostly the session's. Out: `RefusedError`, a `ValueError`, for what the caller can correct, so that another attempt
+//! would fail in the same way; `RuntimeError` for an end of the job.
+
+use cadre_worker::session::Error;
+use pyo3::create_exception;
+use pyo3::exceptions::{PyRuntimeError, PyValueError};
+use pyo3::prelude::*;
+
+create_exception!(cadre._native, RefusedError, PyValueError, "What the caller can correct.");
+
+/// The session's own words; of a kind that says whether the caller can correct it.
+pub(crate) fn told(error: Error) -> PyErr {
+    match error {
+        Error::Rows { .. }
+        | Error::Lent { .. }
+        | Error::Layers { .. }
+        | Error::Seed { .. }
+        | Error::Turns { .. } => refused(error),
+        Error::OutOfTurn { .. }
+        | Error::NotFinite { .. }
+        | Error::Device { .. }
+        | Error::Thread { .. }
+        | Error::Ended { .. } => failed(error),
+    }
+}
+
+pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
+    RefusedError::new_err(error.to_string())
+}
+
+pub(crate) fn failed(error: impl std::fmt::Display) -> PyErr {
+    PyRuntimeError::new_err(error.to_string())
+}

@@ -1,0 +1,69 @@
+"""A rank of a tiny model that ends in a way of its own: by a mistake, an error, a signal.
+
+In: the environment of a job, `--how` and `--rank`, which one does it in step 1. Out: `saved-RANK` in the folder of the
+job, where the loop ended early: the steps that are done, and whether SIGTERM came.
+"""
+
+import argparse
+import itertools
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import cadre
+import torch
+
+
+def ends(how: str, rows: torch.Tensor) -> None:
+    match how:
+        case "mistake":
+            cadre.flash_attn_varlen_func(*(rows.half(),) * 3, None, None, 0, 0, causal=True)
+        case "turn":
+            # The session finds it.
+            more = {"loss": 0.0, "gradient_norm": 0.0, "learning_rate": 0.0, "validation_loss": None}
+            cadre._job.current().session.done(7, **more, tokens=0, seconds=0.0)
+        case "error":
+            raise ValueError("the loader broke")
+        case "code":
+            sys.exit(7)
+        case "stop":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "slow":
+            time.sleep(6)
+        case "death":
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--how")
+    parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--steps", type=int, default=3)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    torch.manual_seed(1)
+    rank, done, heard = int(os.environ["RANK"]), 0, []
+    # The script's own handler.
+    signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
+    cadre.init(cadre.Shape(2, 1, 8, ("causal",) * 2), steps=options.steps)
+    for step, batch in enumerate(cadre.batches(itertools.repeat([40]), list)):
+        q, kv = (torch.randn(sum(batch), it, 8).requires_grad_() for it in (2, 1))
+        bounds = torch.tensor([0, sum(batch)]).int()
+        if step == 1 and rank == options.rank:
+            ends(options.how, q)
+        o = q
+        for _ in range(2):
+            o = cadre.flash_attn_varlen_func(o, kv, kv, bounds, bounds, 0, 0, causal=True)
+        o.sum().backward()
+        cadre.report(loss=o.detach().mean() + kv.grad.mean())
+        done += 1
+    if cadre.stopped():
+        cadre.saved(done, "somewhere")
+        (Path(os.environ["CADRE_OUT"]) / f"saved-{rank}").write_text(json.dumps([done, heard]))
+
+
+main()

@@ -1,0 +1,113 @@
+"""How Python jobs end: exit codes of ranks, SIGTERM, checkpoints that count, a pool that is lost.
+
+In: the folder of the programs as CADRE_PROGRAMS. Ranks run under a shell that writes down their exit codes, as a pod
+does.
+"""
+
+import json
+import os
+import subprocess
+import sys
+import unittest
+from pathlib import Path
+
+from test_pool import HERE, RealProcesses, losses, manifest
+
+# The rank dies with its parent, which is the shell here. A signal's number is above 128.
+SHELL = 'CADRE_PARENT_PID=$$ "$PYTHON" "$0" "$@"; code=$?; echo $code > "$CADRE_OUT/code-$RANK"; exit $code'
+
+
+def shelled(*arguments: str, script: Path = HERE / "ends_rank.py", **more: object) -> str:
+    pool, job = (json.loads(it) for it in manifest(*arguments, script=script, **more).split("---"))
+    container = job["spec"]["template"]["spec"]["containers"][0]
+    container["command"] = ["bash", "-c", SHELL, str(script)]
+    container["env"].append({"name": "PYTHON", "value": sys.executable})
+    return f"{json.dumps(pool)}\n---\n{json.dumps(job)}\n"
+
+
+def patient(seconds: int, *arguments: str) -> str:
+    """A job that suspects a rank after so long."""
+    policy = json.dumps({"suspectAfterSeconds": seconds})
+    return shelled(*arguments).replace('"procsPerNode"', f'"failurePolicy": {policy}, "procsPerNode"')
+
+
+def codes(out: Path) -> list[int]:
+    """By rank; of those that were not killed."""
+    return [int(it.read_text()) for it in sorted(out.glob("code-*"))]
+
+
+class Codes(RealProcesses):
+    def test_a_mistake_ends_with_2_and_who_is_no_cause_with_3(self) -> None:
+        for how, code, of_ranks, words in (
+            # The package finds it, or the session.
+            ("mistake", 2, [2, 2], "rank 1, step 1: TypeError: "),
+            ("turn", 2, [2, 2], "rank 1: step 7 was said to be done"),
+            # Another attempt may go well.
+            ("error", 3, [3, 1], "rank 1, step 1: ValueError: the loader broke"),
+            ("code", 3, [3, 7], "rank 1, step 1: 0 of 2 forward phases"),
+        ):
+            with self.subTest(how):
+                found, said, out = self.run_job(shelled(f"--how={how}"))
+                self.assertEqual(found, code, said)
+                # Who ends with 2 ends the run: the other one may be killed before it ends.
+                self.assertIn(codes(out), (of_ranks, [2]) if code == 2 else (of_ranks,), said)
+                self.assertIn(words, said)
+
+    def test_mistakes_before_a_rank_has_joined_end_with_2(self) -> None:
+        def code(script: str) -> int:
+            environment = os.environ | {"CADRE_CONTROL": "unix:/nowhere"}
+            return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True).returncode
+
+        shape = "cadre.Shape(2, 1, 8, ('causal',))"
+        self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=0)"), 2)
+        # The environment lacks what a job says.
+        self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=1)"), 2)
+        # Errors of the script, of torch inside the package, and codes that the script chose stay.
+        self.assertEqual(code("import cadre; raise ValueError('mine')"), 1)
+        broken = "import cadre, torch; torch.get_num_threads = lambda: [][0]; cadre.init"
+        self.assertEqual(code(f"{broken}({shape}, steps=1)"), 1)
+        self.assertEqual(code(f"import cadre\ntry: cadre.init({shape}, steps=0)\nexcept ValueError: exit(5)"), 5)
+
+
+class Signals(RealProcesses):
+    def test_a_rank_that_is_asked_to_end_finishes_its_steps_and_saves(self) -> None:
+        code, said, out = self.run_job(shelled("--how=stop", "--steps=1000"))
+        self.assertEqual(code, 3, said)
+        self.assertEqual(codes(out), [0, 143], said)
+        (done, nothing), (other, heard) = (json.loads((out / f"saved-{it}").read_text()) for it in range(2))
+        self.assertEqual((done, nothing, heard), (other, [], [1]))
+        self.assertTrue(2 <= done < 10, done)
+        self.assertIn(f"checkpoint of {done} steps is at somewhere", said)
+
+    def test_a_rank_that_dies_by_a_signal_ends_the_others(self) -> None:
+        code, said, out = self.run_job(shelled("--how=death", "--steps=1000"))
+        self.assertEqual((code, codes(out)), (3, [3, 143]), said)
+
+    def test_a_rank_that_makes_no_call_is_named_while_the_job_waits(self) -> None:
+        code, said, _ = self.run_job(patient(3, "--how=slow"))
+        self.assertEqual(code, 0, said)
+        self.assertRegex(said, "rank 1 has not submitted step 1, layer 0, nano-batch 0, forward for [0-9]+ s, and")
+        self.assertEqual(said.count("and others wait for it"), 1, said)
+
+
+class Lost(RealProcesses):
+    def test_without_a_server_the_job_does_as_it_says(self) -> None:
+        def run(loss: str, *more: str, **attention: object) -> tuple[int, str, Path]:
+            text = shelled("--steps=4", servers=1, onPoolLoss=loss, **attention)
+            return self.run_job(text, "--fault", "kill-server:0@1:bwd", *more)
+
+        code, said, out = run("Fail")
+        self.assertEqual((code, codes(out)), (3, [3, 3]), said)
+        # A server that is started in its place goes on, with the same bits; or nobody comes.
+        code, said, out = run("Wait")
+        self.assertEqual((code, codes(out)), (0, [0, 0]), said)
+        whole = losses(out)
+        code, said, out = run("Wait", "--no-replace", poolWaitSeconds=1)
+        self.assertEqual((code, codes(out)), (3, [3, 3]), said)
+        # The ranks compute.
+        code, said, out = run("Local", "--no-replace")
+        self.assertEqual((code, codes(out), losses(out)), (0, [0, 0], whole), said)
+
+
+if __name__ == "__main__":
+    unittest.main()
