@@ -13,7 +13,7 @@ use std::path::PathBuf;
 
 use cadre_crds::{Encryption, OnPoolLoss, Wire};
 use cadre_planner::Direction;
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Serialize, Serializer};
 use serde_json::{Map, Value, json};
 
 use crate::CONTROL_VERSION;
@@ -81,7 +81,8 @@ pub struct Settings {
     pub wire: Wire,
     /// Nominal weights, servers of one numerics id.
     pub reproducible: bool,
-    /// Whether links between workers are encrypted.
+    /// Whether what workers send each other is encrypted.
+    #[serde(serialize_with = "encryption")]
     pub encryption: Encryption,
     /// What to do when no server is left.
     pub on_pool_loss: OnPoolLoss,
@@ -108,6 +109,15 @@ pub struct Settings {
     pub headers: Option<PathBuf>,
     /// Moments at which the conductor sends `PhaseReached` and waits for `FaultsFired`.
     pub faults: Vec<Moment>,
+}
+
+/// Workers that know two words alone have the earlier one for [`Encryption::Required`]; later ones know both.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
+fn encryption<S: Serializer>(it: &Encryption, serializer: S) -> Result<S::Ok, S::Error> {
+    serializer.serialize_str(match it {
+        Encryption::Required => "Tls",
+        Encryption::Tcp | Encryption::Off => it.word(),
+    })
 }
 
 /// A field that a control version added.
@@ -215,7 +225,7 @@ mod tests {
             attention: AttentionPlace::Local,
             wire: Wire::Bf16,
             reproducible: true,
-            encryption: Encryption::Tls,
+            encryption: Encryption::Required,
             on_pool_loss: OnPoolLoss::Fail,
             pool_wait_seconds: 7,
             suspect_after_milliseconds: 900,
@@ -239,6 +249,19 @@ mod tests {
     fn what_is_written_is_read_again() {
         let text = settings().to_text(CONTROL_VERSION).unwrap();
         assert_eq!(Settings::parse(&text, CONTROL_VERSION).unwrap(), settings());
+        for encryption in [Encryption::Tcp, Encryption::Off] {
+            let settings = Settings { encryption, ..settings() };
+            let text = settings.to_text(CONTROL_VERSION).unwrap();
+            assert_eq!(Settings::parse(&text, CONTROL_VERSION).unwrap(), settings);
+        }
+    }
+
+    #[test]
+    fn workers_that_know_two_words_of_encryption_hear_their_own_for_required() {
+        let text = settings().to_text(CONTROL_VERSION).unwrap();
+        assert!(text.contains(r#""encryption":"Tls""#), "{text}");
+        let later = text.replace("Tls", "Required");
+        assert_eq!(Settings::parse(&later, CONTROL_VERSION).unwrap(), settings());
     }
 
     #[test]

@@ -35,7 +35,7 @@ pub const ANNOTATION_CHECKPOINT: &str = "cadre.dev/checkpoint-step";
 pub const ANNOTATION_GENERATION: &str = "cadre.dev/generation";
 /// Annotation of an attempt's Job: which trainer ended it and how, as the operator saw it, JSON.
 pub const ANNOTATION_ENDED: &str = "cadre.dev/ended";
-/// Annotation of an attempt's Job and of trainers' pods: what the links of its attempt are, `Tls` or `Off`.
+/// Annotation of an attempt's Job and of trainers' pods: what its attempt encrypts, a value of `spec.attention.encryption`.
 pub const ANNOTATION_ENCRYPTION: &str = "cadre.dev/encryption";
 /// Annotation of a server's pod: why it drains.
 pub const ANNOTATION_DRAIN: &str = "cadre.dev/drain";

@@ -135,8 +135,9 @@ pub struct Attention {
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
     #[serde(default)]
     pub reproducible: bool,
-    /// Whether workers of the job encrypt what they send each other; counts from the next attempt on. Default: `Tls` for a
-    /// new job of a cluster, then what the attempt before had; of `cadre run`, `Off`.
+    /// Whether workers of the job encrypt what they send each other: `Tcp` their links, so that only rows by RDMA go in the clear;
+    /// `Required` all, so that no rows go by RDMA; `Off` nothing. Counts from the next attempt on. Default: `Tcp` for a new job of
+    /// a cluster, then what the attempt before had; of `cadre run`, `Off`. `Tls` is an earlier word for `Required`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
     /// What happens when no server is left. Default `Wait`.
@@ -222,14 +223,37 @@ pub enum Wire {
     Bf16,
 }
 
-/// What links between the workers of a job are.
+/// Whether what workers of a job send each other is encrypted.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
-#[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Encryption {
-    /// TLS 1.3 with keys of the moment; the job's secret says whose they are.
-    Tls,
+    /// Links are TLS 1.3 with keys of the moment; the job's secret says whose they are. Rows may take paths that encrypt nothing.
+    Tcp,
+    /// As [`Self::Tcp`], and no row crosses a network in the clear. Releases that had no third value called it `Tls`.
+    #[serde(alias = "Tls")]
+    Required,
     /// Readable for whoever is on the way.
     Off,
+}
+
+impl Encryption {
+    /// As manifests and annotations say it.
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Tcp => "Tcp",
+            Self::Required => "Required",
+            Self::Off => "Off",
+        }
+    }
+
+    /// What a word of a manifest or an annotation means.
+    pub fn of(word: &str) -> Option<Self> {
+        match word {
+            "Tcp" => Some(Self::Tcp),
+            "Required" | "Tls" => Some(Self::Required),
+            "Off" => Some(Self::Off),
+            _ => None,
+        }
+    }
 }
 
 /// What a job does when no server is left.
@@ -270,7 +294,7 @@ pub struct TrainingJobStatus {
     /// Since when the job is active, restarts included; gone while it is suspended.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
-    /// Whether the workers of the newest attempt encrypt what they send each other.
+    /// Whether the workers of the newest attempt encrypt what they send each other: a value of `spec.attention.encryption`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
     /// Servers lost in steps of the job.

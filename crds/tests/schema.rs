@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 use cadre_crds::schema::{definitions, page, yaml};
-use cadre_crds::{AttentionPoolResource, TrainingJobResource};
+use cadre_crds::{AttentionPoolResource, Encryption, TrainingJobResource};
 use kube::core::cel::{validate_cel, validate_cel_update};
 use serde_json::{Value, json};
 
@@ -305,8 +305,10 @@ fn rules_about_changes_of_jobs_refuse_and_let_pass() {
         assert_eq!(job_update_says(std::slice::from_ref(&suspended), &[change]), None);
     }
     // Each attempt keeps what it began with.
-    let tls = ("/spec/attention/encryption", Value::from("Tls"));
-    assert_eq!(job_update_says(&[], &[tls]), None);
+    for word in ["Tcp", "Required", "Off", "Tls"] {
+        let edit = ("/spec/attention/encryption", Value::from(word));
+        assert_eq!(job_update_says(&[], &[edit]), None, "{word}");
+    }
     let from = |it: &str| ("/spec/checkpoint", json!({"claimName": "a", "resumeFrom": it}));
     let none = ("/spec/checkpoint", json!({"claimName": "a"}));
     for (before, after) in
@@ -339,6 +341,25 @@ fn a_class_never_changes() {
         refused(|after| says(&before, after), &[class("other")], never);
         assert_eq!(says(&before, &before), None);
         assert_eq!(says(&[], &[]), None);
+    }
+}
+
+#[test]
+fn words_of_encryption_are_all_read_and_the_earlier_one_means_required() {
+    for schema in schemas() {
+        walk("", &schema, &mut |path, field| {
+            if !path.ends_with(".encryption") {
+                return;
+            }
+            let words = field["enum"].as_array().expect("a choice");
+            for word in words.iter().filter_map(Value::as_str) {
+                let read: Encryption = serde_json::from_value(word.into()).expect("it is read");
+                assert_eq!(Encryption::of(word), Some(read), "{path}");
+                let expected = if word == "Tls" { "Required" } else { word };
+                assert_eq!((read.word(), json!(read)), (expected, json!(expected)), "{path}");
+            }
+            assert_eq!(words.len(), 4, "{path}");
+        });
     }
 }
 

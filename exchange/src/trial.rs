@@ -155,8 +155,8 @@ mod tests {
     fn a_trial_says_by_which_path_rows_come() {
         let path = |encryption, sharing| try_path(encryption, sharing).map(|it| it.path).unwrap();
         assert_eq!(path(Encryption::Off, Sharing::Off), Path::Tcp);
-        assert_eq!(path(Encryption::Tls, Sharing::Off), Path::Tcp);
-        assert_eq!(path(Encryption::Tls, Sharing::Required), Path::Shared);
+        assert_eq!(path(Encryption::Tcp, Sharing::Off), Path::Tcp);
+        assert_eq!(path(Encryption::Tcp, Sharing::Required), Path::Shared);
         let ucx = |over| try_path(Encryption::Off, Sharing::Ucx(over)).map(|it| it.path);
         if let Err(why) = crate::ucx::ucx_here() {
             return println!("skipped: {why}");
@@ -164,6 +164,8 @@ mod tests {
         for over in [Transports::SharedMemory, Transports::Sockets] {
             assert_eq!(ucx(over).unwrap(), Path::Ucx, "{over:?}");
         }
+        let beside = Sharing::Ucx(Transports::SharedMemory);
+        assert_eq!(path(Encryption::Tcp, beside), Path::Ucx, "links are encrypted, rows are not");
         if crate::ucx::rdma_devices().is_empty() {
             let said = ucx(Transports::Rdma).unwrap_err().to_string();
             assert!(
@@ -171,7 +173,7 @@ mod tests {
                 "{said}"
             );
         }
-        let refused = try_path(Encryption::Tls, Sharing::Ucx(Transports::SharedMemory));
+        let refused = try_path(Encryption::Required, beside);
         assert!(refused.unwrap_err().to_string().starts_with("UCX sends rows in the clear"));
     }
 }

@@ -15,7 +15,7 @@ use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
 
 fn encrypted(me: PeerId) -> TcpConfig {
-    TcpConfig { encryption: Encryption::Tls, ..config(me) }
+    TcpConfig { encryption: Encryption::Tcp, ..config(me) }
 }
 
 fn cases(cases: u32) -> TestRunner {
@@ -178,7 +178,7 @@ fn is_seen(encryption: Encryption) -> [bool; 2] {
 #[test]
 fn nobody_on_the_way_sees_a_row_or_a_message() {
     assert_eq!(is_seen(Encryption::Off), [true; 2], "the relay looks at the right bytes");
-    assert_eq!(is_seen(Encryption::Tls), [false; 2]);
+    assert_eq!(is_seen(Encryption::Tcp), [false; 2]);
 }
 
 #[test]

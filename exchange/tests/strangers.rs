@@ -10,12 +10,12 @@ use cadre_exchange::{Buffer, Encryption, Event, Limits, PeerId, Provider, TcpCon
 use common::{KEY, Node, TRAINER, VERSION, config, hello, until};
 
 const STRANGERS: usize = 600;
-const BOTH: [Encryption; 2] = [Encryption::Off, Encryption::Tls];
+const BOTH: [Encryption; 2] = [Encryption::Off, Encryption::Tcp];
 
 /// What an encrypted link begins with.
 fn beginning() -> Vec<u8> {
     let listener = TcpListener::bind("127.0.0.1:0").expect("loopback");
-    let mut node = Node::with(TcpConfig { encryption: Encryption::Tls, ..config(TRAINER) });
+    let mut node = Node::with(TcpConfig { encryption: Encryption::Tcp, ..config(TRAINER) });
     node.tcp.connect(PeerId::server(0, 0), &listener.local_addr().expect("bound").to_string());
     node.poll();
     let (mut stream, _) = listener.accept().expect("it dials");
@@ -103,7 +103,7 @@ fn strangers_that_crowd_in_behind_peers_keep_none_of_them_out() {
 #[test]
 fn far_more_peers_than_places_wait_for_their_turn_and_no_link_breaks() {
     // Far fewer places than peers that come at once. A handshake takes more rounds, and here one thread polls all peers in turn.
-    for (encryption, strangers) in [(Encryption::Off, 2), (Encryption::Tls, 16)] {
+    for (encryption, strangers) in [(Encryption::Off, 2), (Encryption::Tcp, 16)] {
         let limits = Limits { strangers, ..Limits::default() };
         let mut trainer = Node::with(TcpConfig { limits, encryption, ..config(TRAINER) });
         let mut servers = dial(&trainer, 64, encryption);

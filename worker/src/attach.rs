@@ -188,9 +188,13 @@ pub fn attach<O: Open>(
     cadre_exchange::allow_links(settings.trainers.into())?;
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
     let encryption = match settings.encryption {
-        cadre_crds::Encryption::Tls => {
+        cadre_crds::Encryption::Tcp => {
             tracing::info!("links between the job's workers are encrypted");
-            Encryption::Tls
+            Encryption::Tcp
+        }
+        cadre_crds::Encryption::Required => {
+            tracing::info!("all that the job's workers send each other is encrypted");
+            Encryption::Required
         }
         cadre_crds::Encryption::Off => Encryption::Off,
     };

@@ -22,7 +22,7 @@ pub(super) const RDMA: &str = "RDMA";
 
 /// See the module.
 pub(super) fn findings(asked: &Asked) -> Vec<Finding> {
-    let encrypts = asked.encryption == Some(cadre_crds::Encryption::Tls);
+    let encrypts = asked.encryption.is_some_and(|it| it != cadre_crds::Encryption::Off);
     vec![
         tried(
             "tcp",
@@ -32,7 +32,7 @@ pub(super) fn findings(asked: &Asked) -> Vec<Finding> {
         ),
         tried(
             "tcp, encrypted",
-            try_path(Encryption::Tls, Sharing::Off),
+            try_path(Encryption::Tcp, Sharing::Off),
             encrypts,
             "let this user listen on the loopback address",
         ),

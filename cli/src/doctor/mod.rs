@@ -128,11 +128,8 @@ fn settings(asked: &Asked, has_manifests: bool) -> Vec<Setting> {
         let [trainers, servers] = asked.engine.map(machine::engine_name);
         say("--engine of trainers", trainers.to_owned());
         say("--engine of servers", servers.to_owned());
-        let encryption = match asked.encryption {
-            None => "Off with `cadre run`, Tls in a cluster",
-            Some(Encryption::Off) => "Off",
-            Some(Encryption::Tls) => "Tls",
-        };
+        let encryption = asked.encryption.map(Encryption::word);
+        let encryption = encryption.unwrap_or("Off with `cadre run`, Tcp in a cluster");
         say("spec.attention.encryption", encryption.to_owned());
     }
     let mut set: Vec<_> = std::env::vars_os()

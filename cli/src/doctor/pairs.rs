@@ -21,29 +21,29 @@ pub(super) struct Pair {
 pub(super) fn pairs(asked: &Asked, has: impl Fn(&str) -> bool) -> Vec<Pair> {
     let exchange = of_both(asked.exchange);
     let alone = match asked.encryption {
-        Some(Encryption::Tls) => "tcp, encrypted",
+        Some(Encryption::Tcp | Encryption::Required) => "tcp, encrypted",
         Some(Encryption::Off) | None => "tcp",
     };
     let cluster = match asked.encryption {
         Some(Encryption::Off) => "tcp",
-        Some(Encryption::Tls) | None => "tcp, encrypted",
+        Some(Encryption::Tcp | Encryption::Required) | None => "tcp, encrypted",
     };
+    // Where all has to be encrypted, no row crosses a network in the clear.
+    let may_be_clear = asked.encryption != Some(Encryption::Required);
     let near = match exchange {
         ExchangeChoice::Auto | ExchangeChoice::Shm if has(SHARED) => "shared memory",
         ExchangeChoice::Auto | ExchangeChoice::Tcp => alone,
         ExchangeChoice::Node if has(GPU) => "copies of the GPU",
-        ExchangeChoice::Ucx if has(RDMA) && asked.encryption != Some(Encryption::Tls) => "UCX",
+        ExchangeChoice::Ucx if has(RDMA) && may_be_clear => "UCX",
         ExchangeChoice::Shm | ExchangeChoice::Ucx | ExchangeChoice::Node => {
             "none: the job is refused here"
         }
     };
-    // Where links are encrypted, nothing crosses a network in the clear.
-    let is_clear = asked.encryption == Some(Encryption::Off);
     let far = match exchange {
-        ExchangeChoice::Auto | ExchangeChoice::Ucx if has(RDMA) && is_clear => "UCX",
+        ExchangeChoice::Auto | ExchangeChoice::Ucx if has(RDMA) && may_be_clear => "UCX",
         ExchangeChoice::Auto | ExchangeChoice::Tcp => cluster,
-        ExchangeChoice::Ucx if is_clear => "none: the job is refused here",
-        ExchangeChoice::Ucx => "none: refused where links are encrypted",
+        ExchangeChoice::Ucx if may_be_clear => "none: the job is refused here",
+        ExchangeChoice::Ucx => "none: refused where encryption is Required",
         ExchangeChoice::Shm | ExchangeChoice::Node => "none: refused in a pod",
     };
     let pair = |between, path: &str| Pair { between, path: path.to_owned() };

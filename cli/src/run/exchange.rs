@@ -40,10 +40,11 @@ pub(super) fn check_exchange(
     };
     let chosen = [trainer.map(|it| it.process.exchange), server.map(|it| it.process.exchange)];
     if chosen.contains(&Some(ExchangeChoice::Ucx))
-        && job.spec.attention.encryption == Some(Encryption::Tls)
+        && job.spec.attention.encryption == Some(Encryption::Required)
     {
-        let problem = "is ucx, which sends rows in the clear, and spec.attention.encryption is Tls";
-        return refuse("--exchange", problem, "say encryption: Off there, or --exchange=auto");
+        let problem =
+            "is ucx, which sends rows in the clear, and spec.attention.encryption is Required";
+        return refuse("--exchange", problem, "say encryption: Tcp there, or --exchange=auto");
     }
     let Some(trainer) = trainer else {
         if server.is_some_and(|it| it.process.exchange == ExchangeChoice::Node) {
@@ -126,16 +127,20 @@ mod tests {
     }
 
     #[test]
-    fn servers_of_another_trainer_take_no_rows_of_a_gpu_and_send_none_in_the_clear_beside_tls() {
+    fn servers_of_another_trainer_take_no_rows_of_a_gpu_and_none_in_the_clear_if_required() {
         let mut job = job();
         check_exchange(&job, None, Some(&server("--exchange=node"))).unwrap_err();
         let ucx = server("--exchange=ucx");
         assert!(check_exchange(&job, None, Some(&ucx)).is_ok());
-        job.spec.attention.encryption = Some(Encryption::Tls);
+        for allows in [Encryption::Tcp, Encryption::Off] {
+            job.spec.attention.encryption = Some(allows);
+            assert!(check_exchange(&job, None, Some(&ucx)).is_ok(), "{allows:?}");
+        }
+        job.spec.attention.encryption = Some(Encryption::Required);
         assert_eq!(
             check_exchange(&job, None, Some(&ucx)).unwrap_err().to_string(),
-            "--exchange is ucx, which sends rows in the clear, and spec.attention.encryption is Tls; say encryption: Off there, \
-             or --exchange=auto"
+            "--exchange is ucx, which sends rows in the clear, and spec.attention.encryption is Required; say encryption: Tcp \
+             there, or --exchange=auto"
         );
     }
 

@@ -3,7 +3,7 @@
 use super::{JOB, Job, Place, Run, close};
 
 /// Three trainers, so that the gradient ring has more than two.
-const ENCRYPTED: Job = Job { trainers: 3, wire: "F32, encryption: Tls", ..JOB };
+const ENCRYPTED: Job = Job { trainers: 3, wire: "F32, encryption: Tcp", ..JOB };
 
 #[test]
 fn an_encrypted_job_has_the_bits_of_a_plain_one_and_loses_servers_as_well() {

@@ -19,7 +19,7 @@ fn bytes(run: &Run) -> (u64, u64) {
 fn a_job_by_shared_memory_has_the_bits_of_tcp_and_loses_servers_as_well() {
     let place = Place::new();
     let right = place.bits("tcp", JOB, &["--exchange", "tcp"]);
-    let encrypted = Job { wire: "F32, encryption: Tls", ..JOB };
+    let encrypted = Job { wire: "F32, encryption: Tcp", ..JOB };
     for (name, job, args) in [
         ("shm", JOB, &["--exchange", "shm"][..]),
         ("encrypted", encrypted, &["--exchange", "shm"]),

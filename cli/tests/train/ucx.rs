@@ -1,6 +1,6 @@
 //! Jobs whose rows take UCX, over what it emulates reads with on a machine without RDMA.
 
-use super::{JOB, Place, Run};
+use super::{JOB, Job, Place, Run};
 
 /// Bytes of rows that came to the workers of a run that have left in order: by UCX, by all else.
 pub(super) fn bytes(run: &Run) -> (u64, u64) {
@@ -23,11 +23,14 @@ fn a_job_by_ucx_has_the_bits_of_tcp_and_loses_servers_as_well() {
     }
     let place = Place::new();
     let right = place.bits("tcp", JOB, &["--exchange", "tcp"]);
-    for (name, over, args) in [
-        ("sockets", "tcp", &["--exchange", "ucx"][..]),
-        ("killed", "shm", &["--exchange", "ucx", "--fault", "kill-server:0@1:bwd"]),
+    // Links are encrypted, and rows take UCX beside them.
+    let encrypted = Job { wire: "F32, encryption: Tcp", ..JOB };
+    for (name, job, over, args) in [
+        ("sockets", JOB, "tcp", &["--exchange", "ucx"][..]),
+        ("encrypted", encrypted, "shm", &["--exchange", "ucx"]),
+        ("killed", JOB, "shm", &["--exchange", "ucx", "--fault", "kill-server:0@1:bwd"]),
     ] {
-        let mut command = place.command(name, JOB, args);
+        let mut command = place.command(name, job, args);
         let output = command.env("CADRE_UCX_OVER", over).output().expect("the binary starts");
         let said = String::from_utf8_lossy(&output.stderr).into_owned();
         let run = Run { code: output.status.code(), out: place.path(name), said };

@@ -12,15 +12,17 @@
 pub mod page;
 mod template;
 
+use std::borrow::Cow;
+
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
 use kube::core::Rule;
-use schemars::{Schema, SchemaGenerator, json_schema};
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
 use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
 use crate::validate::NAME_LENGTH;
-use crate::{AttentionPoolResource, TrainingJobResource};
+use crate::{AttentionPoolResource, Encryption, TrainingJobResource};
 
 /// The definitions of all our kinds, ready for the API server.
 pub fn definitions() -> Vec<CustomResourceDefinition> {
@@ -61,6 +63,9 @@ fn tidy(schema: &mut Value) {
                 map.insert("format".into(), "int64".into());
             }
             map.remove("nullable");
+            if let Some(Value::Array(words)) = map.get_mut("enum") {
+                words.retain(|it| !it.is_null());
+            }
             if let Some(Value::String(text)) = map.get_mut("description") {
                 *text = text.split_whitespace().collect::<Vec<_>>().join(" ");
             }
@@ -105,6 +110,17 @@ pub(crate) fn server_template(_: &mut SchemaGenerator) -> Schema {
 /// Pod of a trainer.
 pub(crate) fn trainer_template(_: &mut SchemaGenerator) -> Schema {
     template::of(TRAINER_CONTAINER)
+}
+
+/// Objects that were stored with the earlier word stay valid.
+impl JsonSchema for Encryption {
+    fn schema_name() -> Cow<'static, str> {
+        "Encryption".into()
+    }
+
+    fn json_schema(_: &mut SchemaGenerator) -> Schema {
+        json_schema!({"type": "string", "enum": ["Tcp", "Required", "Off", "Tls"]})
+    }
 }
 
 /// Conditions are merged by their type; as in the core API.

@@ -18,7 +18,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     training.start(2).await?;
     training.attempted("j-1");
     training.at(MIDDLE).await?;
-    patch(&training, r#"{"attention": {"encryption": "Tls"}}"#)?;
+    patch(&training, r#"{"attention": {"encryption": "Required"}}"#)?;
     links(&training, Encryption::Off).await?;
     suspend(&training, true)?;
     // Trainers on their way out go on with steps until they end.
@@ -32,7 +32,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     // The pods of the first attempt are gone, and their logs: its steps are known by its checkpoint's losses.
     training.attempted("j-2");
     training.at(stopped + MIDDLE).await?;
-    links(&training, Encryption::Tls).await?;
+    links(&training, Encryption::Required).await?;
     let crashed = training.trainers().await?;
     training.kill(&crashed.first().context("two trainers")?.0).await?;
     let again =

@@ -39,7 +39,7 @@ const MESSAGE_BYTES: usize = 32;
 const KEY: RegionKey = RegionKey([0; 4]);
 
 const TCP: (Encryption, Sharing) = (Encryption::Off, Sharing::Off);
-const TLS: (Encryption, Sharing) = (Encryption::Tls, Sharing::Off);
+const TLS: (Encryption, Sharing) = (Encryption::Tcp, Sharing::Off);
 const SHARED: (Encryption, Sharing) = (Encryption::Off, Sharing::Required);
 
 /// MiB/s of the peer at units of so many bytes.

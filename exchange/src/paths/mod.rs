@@ -27,6 +27,7 @@
 mod choice;
 mod copies;
 mod offer;
+mod opened;
 mod remote;
 mod sharing;
 #[cfg(test)]
@@ -48,8 +49,7 @@ use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{
     Error, Event, LandingId, Provider, PullError, PullId, PullRequest, RingError,
 };
-use crate::tcp::{Encryption, Limits, Tcp};
-use crate::ucx::{Transports, UcxError, rdma_devices};
+use crate::tcp::Tcp;
 use crate::waker::Waker;
 
 /// How long an owner may think about its offer.
@@ -59,6 +59,8 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Paths {
     /// Before the landings, which it may write to.
     remote: Option<Remote>,
+    /// Why there is none.
+    no_ucx: String,
     tcp: Tcp,
     sharing: Option<Shared>,
     /// Pulls whose copy is done and whose event is still to be returned.
@@ -84,50 +86,20 @@ impl Paths {
     /// As [`Self::open`].
     pub fn open_at(config: PathsConfig, clock: Clock) -> Result<Self, Error> {
         let PathsConfig { tcp, sharing } = config;
-        let (limits, encrypts) = (tcp.limits, tcp.encryption == Encryption::Tls);
+        let (limits, encryption) = (tcp.limits, tcp.encryption);
         let mut tcp = Tcp::open_at(tcp, clock)?;
-        let remote = match sharing {
-            Sharing::Ucx(_) if encrypts => return Err(UcxError::InTheClear.into()),
-            Sharing::Ucx(over) => Some(Remote::open(&mut tcp, over, true, limits)?),
-            // Rows are not to cross a network in the clear where links are encrypted.
-            Sharing::Auto if encrypts => None,
-            Sharing::Auto => match Self::open_rdma(&mut tcp, limits) {
-                Ok(it) => it,
-                Err(error) => {
-                    tracing::info!(%error, "rows between machines come by tcp");
-                    None
-                }
-            },
-            Sharing::Off | Sharing::Required => None,
+        let (remote, no_ucx) = match opened::remote(&mut tcp, sharing, encryption, limits)? {
+            Ok(it) => (Some(it), String::new()),
+            Err(why) => (None, why),
         };
-        let opened = match sharing {
-            Sharing::Off | Sharing::Ucx(_) => None,
-            Sharing::Auto | Sharing::Required => match Shared::open(&tcp, sharing) {
-                Ok(it) => Some(it),
-                Err(source) if sharing == Sharing::Required => {
-                    return Err(Error::Shared { source });
-                }
-                Err(error) => {
-                    tracing::info!(%error, "this machine gives no shared memory: rows come by tcp");
-                    None
-                }
-            },
-        };
+        let opened = opened::shared(&tcp, sharing)?;
         if let Some(shared) = &opened {
             let mut offer = Buffer::zeroed(OFFER_BYTES);
             offer.bytes_mut().copy_from_slice(&shared.offer.encode());
             tcp.announce(OFFER, Arc::new(offer));
         }
         let (copied, traffic, events) = (BTreeSet::new(), Traffic::default(), Vec::new());
-        Ok(Self { remote, tcp, sharing: opened, copied, traffic, events })
-    }
-
-    /// UCX, where the machine has a card for it.
-    fn open_rdma(tcp: &mut Tcp, limits: Limits) -> Result<Option<Remote>, UcxError> {
-        if rdma_devices().is_empty() {
-            return Ok(None);
-        }
-        Remote::open(tcp, Transports::Rdma, false, limits).map(Some)
+        Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, events })
     }
 
     /// Bytes by path so far.
@@ -144,6 +116,17 @@ impl Paths {
             .into_iter()
             .find(|it| shared == *it || remote == *it)
             .unwrap_or(Path::Tcp)
+    }
+
+    /// Why rows of a peer come by tcp; none where they take another path, or may soon.
+    pub fn why_tcp(&self, peer: PeerId) -> Option<&str> {
+        if self.path(peer) != Path::Tcp {
+            return None;
+        }
+        match &self.remote {
+            Some(remote) => remote.why_shut(peer),
+            None => Some(&self.no_ucx),
+        }
     }
 
     /// As [`Tcp::landed`].

@@ -10,8 +10,8 @@
 //! connect ──▶ outgoing: our rings and pulls ──▶ ledger: landings, events
 //! ```
 //!
-//! Peers prove that they know the job's secret when a link opens. With [`Encryption::Tls`] the link is encrypted; without it the
-//! network between them is trusted not to change it afterwards.
+//! Peers prove that they know the job's secret when a link opens. With [`Encryption::Off`] the network between them is trusted not to
+//! change it afterwards; else the link is encrypted.
 
 mod admit;
 mod copied;

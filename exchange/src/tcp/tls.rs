@@ -35,14 +35,16 @@ const LABEL: &[u8] = b"EXPORTER cadre exchange";
 /// Bytes of a channel that wait for the socket.
 const UNSENT_BYTES: usize = 256 << 10;
 
-/// Whether links are encrypted. All processes of a job have to say the same.
+/// What is encrypted. All processes of a job have to say the same.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Encryption {
-    /// Frames travel as they are.
+    /// Nothing: frames travel as they are.
     #[default]
     Off,
-    /// TLS 1.3.
-    Tls,
+    /// Links, by TLS 1.3. Rows may take paths that encrypt nothing.
+    Tcp,
+    /// As above, and no row crosses a network in the clear.
+    Required,
 }
 
 /// Secret that only the two ends of a channel know; none without TLS.
@@ -60,7 +62,9 @@ impl Tls {
     pub(super) fn of(encryption: Encryption) -> Option<Self> {
         match encryption {
             Encryption::Off => None,
-            Encryption::Tls => Some(Self::new().expect("rustls has what this file names")),
+            Encryption::Tcp | Encryption::Required => {
+                Some(Self::new().expect("rustls has what this file names"))
+            }
         }
     }
 
@@ -194,7 +198,7 @@ mod tests {
 
     fn identity(me: PeerId) -> Identity {
         let (secret, purpose) = ([9; 32], Purpose::Exchange);
-        Identity { me, secret, data_version: 1, purpose, tls: Tls::of(Encryption::Tls) }
+        Identity { me, secret, data_version: 1, purpose, tls: Tls::of(Encryption::Tcp) }
     }
 
     /// Passes on what one channel says to the other, readable for whoever holds both.

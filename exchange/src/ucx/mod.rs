@@ -84,9 +84,9 @@ pub enum UcxError {
         /// What was asked for.
         asked: &'static str,
     },
-    /// Links are encrypted, and it encrypts nothing.
+    /// All is to be encrypted, and it encrypts nothing.
     #[error(
-        "UCX sends rows in the clear, and the links of this job are encrypted: say spec.attention.encryption: Off, or --exchange auto"
+        "UCX sends rows in the clear, and spec.attention.encryption of this job is Required: say Tcp there, or --exchange auto"
     )]
     InTheClear,
     /// A call failed.

@@ -27,14 +27,14 @@ async fn who_comes_after_an_edit_has_the_links_of_those_who_are_there() {
     let pod = trainer(&server, "j").await;
     let conductor = come(&operator, &pod, hello(Role::Trainer, DATA_VERSION)).await;
     let conductor = conductor.expect("it trains");
-    assert_eq!(links(&conductor), "Tls", "of a job that says nothing");
+    assert_eq!(links(&conductor), "Tcp", "of a job that says nothing");
 
     server.put("trainingjobs", "j", &json!({"spec": {"attention": {"encryption": "Off"}}}));
     server
         .until("the status to say so", |all| {
             let job = all.get("trainingjobs", "j")?;
             let waits = said(job, "Running", "message").contains("counts from the next attempt on");
-            (waits && job["status"]["encryption"] == "Tls").then_some(())
+            (waits && job["status"]["encryption"] == "Tcp").then_some(())
         })
         .await;
     let role = |it: &&Value| it["metadata"]["labels"]["cadre.dev/role"] == "server";
@@ -42,7 +42,7 @@ async fn who_comes_after_an_edit_has_the_links_of_those_who_are_there() {
     let pod = found.await;
     server.put("pods", &name(&pod), &running());
     let served = come(&operator, &pod, hello(Role::Server, DATA_VERSION)).await;
-    assert_eq!(links(&served.expect("it serves")), "Tls", "as the trainers have it");
+    assert_eq!(links(&served.expect("it serves")), "Tcp", "as the trainers have it");
 
     drop(conductor);
     server.put("pods", "j-1-0", &evicted());
@@ -69,9 +69,10 @@ async fn pods_of_other_kinds_say_it_and_one_that_parts_from_the_others_is_refuse
     let own = || Hello { trainers: 2, ..hello(Role::Trainer, DATA_VERSION) };
     let first = come(&operator, &pods[0], own()).await.expect("it trains");
     assert_eq!(links(&first), "Tls");
-    for (pod, why) in
-        [(&pods[1], "give all pods of the job the same"), (&pods[2], "set it to Tls or Off")]
-    {
+    for (pod, why) in [
+        (&pods[1], "give all pods of the job the same"),
+        (&pods[2], "set it to Tcp, Required or Off"),
+    ] {
         let refused = come(&operator, pod, own()).await.expect_err("it is parted").to_string();
         assert!(refused.contains(why), "{refused}");
     }

@@ -115,7 +115,7 @@ fn sums_have_the_same_bits_everywhere_and_every_time() {
             bits.remove(0)
         };
         let sums = ring(world, SOON, sum);
-        assert_eq!(ring_of(Encryption::Tls, world, SOON, sum), sums, "encrypted");
+        assert_eq!(ring_of(Encryption::Tcp, world, SOON, sum), sums, "encrypted");
         assert!(sums.iter().all(|it| *it == sums[0]), "{world} trainers, {length} numbers");
         for (index, &sum) in sums[0].iter().enumerate() {
             let expected: f64 = (0..world).map(|it| f64::from(value(it, index))).sum();
@@ -148,7 +148,7 @@ fn slow_way(to: SocketAddr) -> SocketAddr {
 
 #[test]
 fn a_sum_ends_when_the_last_bytes_waited_for_a_slow_way() {
-    for encryption in [Encryption::Off, Encryption::Tls] {
+    for encryption in [Encryption::Off, Encryption::Tcp] {
         let (mut places, list) = places(2);
         for place in &mut places {
             place.greeter = greeter(place.greeter.me()).with(encryption);

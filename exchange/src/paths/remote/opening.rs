@@ -25,9 +25,14 @@ impl Remote {
         self.ways.get(&peer).map(Way::path)
     }
 
+    /// Why the way to a peer is shut.
+    pub(in crate::paths) fn why_shut(&self, peer: PeerId) -> Option<&str> {
+        self.ways.get(&peer).and_then(Way::why_shut)
+    }
+
     /// Whether a way that is shut has rested long enough.
     pub(in crate::paths) fn is_to_be_tried(&self, peer: PeerId, now: Instant) -> bool {
-        let again = |it: &Way| matches!(it.stage, Stage::Shut { again } if again <= now);
+        let again = |it: &Way| matches!(it.stage, Stage::Shut { again, .. } if again <= now);
         self.ways.get(&peer).is_some_and(again)
     }
 }

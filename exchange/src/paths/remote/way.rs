@@ -51,7 +51,7 @@ pub(super) enum Stage {
     Asked,
     Looking { end: EndId, board: Key, until: Instant },
     Open { end: EndId, board: Key },
-    Shut { again: Instant },
+    Shut { again: Instant, why: String },
 }
 
 /// A memory of an owner.
@@ -109,6 +109,13 @@ impl Way {
         stretches.all(|it| matches!(self.keys.get(&(spot.arena, it as u32)), Some(Some(_))))
     }
 
+    pub(super) fn why_shut(&self) -> Option<&str> {
+        match &self.stage {
+            Stage::Shut { why, .. } => Some(why),
+            Stage::Asked | Stage::Looking { .. } | Stage::Open { .. } => None,
+        }
+    }
+
     pub(super) fn path(&self) -> Path {
         match self.stage {
             Stage::Asked | Stage::Looking { .. } => Path::Asked,
@@ -133,11 +140,11 @@ impl Way {
             if is_odd {
                 tracing::warn!("rows of {peer} do not come by UCX: {why}");
             } else {
-                tracing::debug!("rows of {peer} do not come by UCX: {why}");
+                tracing::info!("rows of {peer} do not come by UCX: {why}");
             }
             self.said = Some(Path::Tcp);
         }
-        self.stage = Stage::Shut { again: now + self.rest };
+        self.stage = Stage::Shut { again: now + self.rest, why: why.to_owned() };
         self.rest = (2 * self.rest).min(LONGEST_REST);
         self.keys.clear();
         self.to_look.clear();

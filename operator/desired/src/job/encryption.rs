@@ -1,4 +1,4 @@
-//! Whether the workers of an attempt encrypt what they send each other.
+//! Whether the workers of an attempt encrypt what they send each other: links alone, all, or nothing.
 //!
 //! In: a job, its attempts, a trainer's pod. Out: one word for all workers of an attempt. It is fixed when the attempt is
 //! made, as an annotation of its Job and its pods, so an edit of the spec, or another operator with another default, never parts the
@@ -20,7 +20,7 @@ use crate::names::annotation;
 pub(super) fn next(job: &TrainingJob) -> Encryption {
     let before = job.status.as_ref().filter(|it| it.attempt > 0);
     let before = before.map(|it| it.encryption.unwrap_or(Encryption::Off));
-    job.spec.attention.encryption.or(before).unwrap_or(Encryption::Tls)
+    job.spec.attention.encryption.or(before).unwrap_or(Encryption::Tcp)
 }
 
 /// What links of an attempt are.
@@ -39,22 +39,13 @@ pub fn encryption(pod: &Pod, job: Option<&TrainingJob>) -> Result<Encryption, St
     Ok(read(&pod.metadata)?.unwrap_or_else(open))
 }
 
-/// The annotation's value.
-pub(super) fn word(encryption: Encryption) -> &'static str {
-    match encryption {
-        Encryption::Tls => "Tls",
-        Encryption::Off => "Off",
-    }
-}
-
 fn read(meta: &ObjectMeta) -> Result<Option<Encryption>, String> {
-    match annotation(meta, ANNOTATION_ENCRYPTION) {
-        None => Ok(None),
-        Some("Tls") => Ok(Some(Encryption::Tls)),
-        Some("Off") => Ok(Some(Encryption::Off)),
-        Some(other) => {
-            Err(format!("its annotation {ANNOTATION_ENCRYPTION} is {other}; set it to Tls or Off"))
-        }
+    let Some(word) = annotation(meta, ANNOTATION_ENCRYPTION) else { return Ok(None) };
+    match Encryption::of(word) {
+        Some(it) => Ok(Some(it)),
+        None => Err(format!(
+            "its annotation {ANNOTATION_ENCRYPTION} is {word}; set it to Tcp, Required or Off"
+        )),
     }
 }
 

@@ -90,10 +90,7 @@ pub(crate) fn job(
                     ANNOTATION_GENERATION.to_owned(),
                     object.metadata.generation.unwrap_or_default().to_string(),
                 ),
-                (
-                    ANNOTATION_ENCRYPTION.to_owned(),
-                    encryption::word(encryption::next(object)).to_owned(),
-                ),
+                (ANNOTATION_ENCRYPTION.to_owned(), encryption::next(object).word().to_owned()),
             ])),
             owner_references: Some(vec![owned_by::<TrainingJob>(&object.metadata)]),
             ..ObjectMeta::default()
@@ -123,7 +120,7 @@ fn template(
     let mut template = object.spec.template.clone();
     let meta = template.metadata.get_or_insert_with(ObjectMeta::default);
     meta.labels.get_or_insert_with(BTreeMap::new).extend(labels.clone());
-    let links = encryption::word(encryption::next(object)).to_owned();
+    let links = encryption::next(object).word().to_owned();
     meta.annotations.get_or_insert_default().insert(ANNOTATION_ENCRYPTION.to_owned(), links);
     let spec = template.spec.get_or_insert_default();
     let subdomain = trainers_service(name(&object.metadata));

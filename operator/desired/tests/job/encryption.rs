@@ -9,7 +9,7 @@ use proptest::prelude::*;
 use super::cluster::{World, attempt_of, events};
 use super::rest;
 
-use Encryption::{Off, Tls};
+use Encryption::{Off, Required, Tcp};
 
 /// What the newest attempt's pods are told, and what the status says of it.
 fn links(world: &World) -> (Encryption, Option<Encryption>) {
@@ -37,7 +37,9 @@ fn forget(world: &mut World) {
 
 #[test]
 fn a_new_job_encrypts_and_one_that_says_no_does_not() {
-    for (asked, expected) in [(None, Tls), (Some(Tls), Tls), (Some(Off), Off)] {
+    for (asked, expected) in
+        [(None, Tcp), (Some(Tcp), Tcp), (Some(Required), Required), (Some(Off), Off)]
+    {
         let mut world = World::new(false);
         world.job.spec.attention.encryption = asked;
         rest(&mut world);
@@ -51,9 +53,9 @@ fn an_edit_counts_from_the_next_attempt_on_and_the_status_says_so() {
     rest(&mut world);
     world.job.spec.attention.encryption = Some(Off);
     rest(&mut world);
-    assert_eq!(links(&world), (Tls, Some(Tls)));
+    assert_eq!(links(&world), (Tcp, Some(Tcp)));
     let said = |world: &World| world.condition("Running").expect("it is told").message;
-    let expected = "2 of 2 pods are ready; spec.attention.encryption Off counts from the next attempt on, this one has Tls";
+    let expected = "2 of 2 pods are ready; spec.attention.encryption Off counts from the next attempt on, this one has Tcp";
     assert_eq!(said(&world), expected);
     next_attempt(&mut world);
     assert_eq!((links(&world), said(&world)), ((Off, Some(Off)), "2 of 2 pods are ready".into()));
@@ -65,7 +67,7 @@ fn an_edit_counts_from_the_next_attempt_on_and_the_status_says_so() {
 
 #[test]
 fn a_job_of_an_operator_that_wrote_nothing_goes_on_as_it_began() {
-    for (asked, expected) in [(None, Off), (Some(Off), Off), (Some(Tls), Tls)] {
+    for (asked, expected) in [(None, Off), (Some(Off), Off), (Some(Required), Required)] {
         let mut world = World::new(false);
         world.job.spec.attention.encryption = asked;
         rest(&mut world);
@@ -73,7 +75,7 @@ fn a_job_of_an_operator_that_wrote_nothing_goes_on_as_it_began() {
         rest(&mut world);
         assert_eq!(links(&world), (expected, Some(expected)), "{asked:?}");
         // An edit does not part those that come later from those that are there.
-        let other = if expected == Tls { Off } else { Tls };
+        let other = if expected == Required { Off } else { Required };
         world.job.spec.attention.encryption = Some(other);
         rest(&mut world);
         assert_eq!(links(&world), (expected, Some(expected)), "{asked:?}");
@@ -81,6 +83,36 @@ fn a_job_of_an_operator_that_wrote_nothing_goes_on_as_it_began() {
         next_attempt(&mut world);
         assert_eq!(links(&world), (expected, Some(expected)), "{asked:?}");
     }
+}
+
+/// Before there were three words, `Tls` meant what `Required` means now.
+#[test]
+fn a_job_of_the_earlier_word_stays_as_it_was_and_may_be_eased() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    let say = |world: &mut World| {
+        for job in &mut world.jobs {
+            let template = job.spec.as_mut().and_then(|it| it.template.metadata.as_mut());
+            for meta in [template.expect("it has some"), &mut job.metadata] {
+                let notes = meta.annotations.get_or_insert_default();
+                notes.insert(ANNOTATION_ENCRYPTION.to_owned(), "Tls".to_owned());
+            }
+        }
+    };
+    say(&mut world);
+    let stored = serde_json::from_value(serde_json::json!("Tls")).expect("objects hold it");
+    world.job.status.as_mut().expect("it was reported").encryption = stored;
+    rest(&mut world);
+    assert_eq!(links(&world), (Required, Some(Required)));
+    next_attempt(&mut world);
+    assert_eq!(links(&world), (Required, Some(Required)), "the default of new jobs is not its own");
+    world.job.spec.attention.encryption = stored;
+    rest(&mut world);
+    let said = world.condition("Running").expect("it is told").message;
+    assert_eq!(said, "2 of 2 pods are ready", "the same in another word is no edit");
+    world.job.spec.attention.encryption = Some(Tcp);
+    next_attempt(&mut world);
+    assert_eq!(links(&world), (Tcp, Some(Tcp)));
 }
 
 #[test]
@@ -105,9 +137,11 @@ fn pods_of_other_kinds_say_it_themselves_or_send_in_the_clear() {
         pod.metadata.annotations = Some([note].into());
         encryption(&pod, None)
     };
-    assert_eq!((says("Tls"), says("Off")), (Ok(Tls), Ok(Off)));
+    assert_eq!((says("Tcp"), says("Off")), (Ok(Tcp), Ok(Off)));
+    assert_eq!((says("Required"), says("Tls")), (Ok(Required), Ok(Required)), "an earlier word");
     let refused = says("tls").expect_err("no such word");
-    assert_eq!(refused, "its annotation cadre.dev/encryption is tls; set it to Tls or Off");
+    let expected = "its annotation cadre.dev/encryption is tls; set it to Tcp, Required or Off";
+    assert_eq!(refused, expected);
 }
 
 proptest! {
@@ -116,7 +150,7 @@ proptest! {
     #[test]
     fn all_pods_of_an_attempt_are_told_the_same_whenever_they_ask(
         events in events(),
-        edits in prop::collection::vec(prop::option::of(prop_oneof![Just(Tls), Just(Off)]), 0..60),
+        edits in prop::collection::vec(prop::option::of(prop_oneof![Just(Tcp), Just(Required), Just(Off)]), 0..60),
         older in any::<bool>(),
     ) {
         let mut world = World::new(false);
