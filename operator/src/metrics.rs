@@ -9,6 +9,7 @@
 //! | `cadre_operator_leader` | | 1 while this process leads |
 //! | `cadre_operator_server_busy_ratio` | `namespace`, `pool`, `server` | share of the time in which a server computes |
 //! | `cadre_operator_server_time_ratio` | the same | its observed over its expected time |
+//! | `cadre_operator_server_trainers` | the same, `path` | trainers whose rows come to it by that path |
 //! | `cadre_operator_server_held_since_timestamp_seconds` | the same, `job_namespace`, `job` | since when it works for that job |
 //! | `cadre_operator_pool_servers` | `namespace`, `pool`, `state` | servers, as the pool's status counts them |
 //! | `cadre_operator_pool_misplaced` | `namespace`, `pool`, `reason` | 1 while `PlacementSatisfied` is false |
@@ -119,6 +120,14 @@ struct OfServer {
 }
 
 #[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
+struct ByPath {
+    namespace: String,
+    pool: String,
+    server: String,
+    path: String,
+}
+
+#[derive(Clone, Debug, EncodeLabelSet, Eq, Hash, PartialEq)]
 struct Held {
     namespace: String,
     pool: String,
@@ -208,6 +217,7 @@ impl Metrics {
 struct Objects {
     busy: Family<OfServer, Gauge<f64, AtomicU64>>,
     time: Family<OfServer, Gauge<f64, AtomicU64>>,
+    trainers: Family<ByPath, Gauge>,
     held: Family<Held, Gauge>,
     servers: Family<OfPool, Gauge>,
     misplaced: Family<Misplaced, Gauge>,
@@ -228,6 +238,7 @@ impl Objects {
         Self {
             busy: family(registry, "server_busy_ratio", "Share of the time in which it computes"),
             time: family(registry, "server_time_ratio", "Observed over expected time"),
+            trainers: family(registry, "server_trainers", "Trainers whose rows come by a path"),
             held: family(
                 registry,
                 "server_held_since_timestamp_seconds",
@@ -264,6 +275,11 @@ impl Objects {
             }
             if report.slow_factor_percent > 0 {
                 self.time.get_or_create(&of).set(f64::from(report.slow_factor_percent) / 100.0);
+            }
+            for (path, count) in &report.paths {
+                let OfServer { namespace, pool, server } = of.clone();
+                let by = ByPath { namespace, pool, server, path: path.clone() };
+                self.trainers.get_or_create(&by).set((*count).into());
             }
         }
         for ((namespace, job), gaps) in &seen.gaps {

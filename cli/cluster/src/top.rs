@@ -19,6 +19,7 @@ const METRICS: &str = "8080/proxy/metrics";
 /// Metrics of the operator about a server, and about itself.
 const BUSY: &str = "cadre_operator_server_busy_ratio";
 const TIME: &str = "cadre_operator_server_time_ratio";
+const TRAINERS: &str = "cadre_operator_server_trainers";
 const HELD: &str = "cadre_operator_server_held_since_timestamp_seconds";
 const LEADS: &str = "cadre_operator_leader";
 
@@ -33,6 +34,8 @@ pub struct Load {
     pub busy: Option<f64>,
     /// Observed over expected time.
     pub time: Option<f64>,
+    /// Trainers whose rows come to it by each path.
+    pub paths: BTreeMap<String, u32>,
     /// Namespace and name of the job that it works for, and since when, in seconds since 1970.
     pub job: Option<(String, i64)>,
 }
@@ -80,7 +83,7 @@ fn leads(text: &str) -> bool {
 /// What a text of metrics says about servers, by pool and name.
 pub fn loads(text: &str) -> Vec<Load> {
     let mut all: BTreeMap<(String, String), Load> = BTreeMap::new();
-    for it in samples(text).filter(|it| [BUSY, TIME, HELD].contains(&it.name)) {
+    for it in samples(text).filter(|it| [BUSY, TIME, TRAINERS, HELD].contains(&it.name)) {
         let label = |name: &str| {
             it.labels
                 .iter()
@@ -95,12 +98,16 @@ pub fn loads(text: &str) -> Vec<Load> {
             server,
             busy: None,
             time: None,
+            paths: BTreeMap::new(),
             job: None,
         });
         match it.name {
             HELD => {
                 let job = format!("{}/{}", label("job_namespace"), label("job"));
                 load.job = Some((job, it.value as i64));
+            }
+            TRAINERS => {
+                load.paths.insert(label("path"), it.value as u32);
             }
             BUSY => load.busy = Some(it.value),
             _ => load.time = Some(it.value),
@@ -120,7 +127,16 @@ pub fn table(loads: &[Load], namespace: Option<&str>) -> String {
     shown.sort_by(|a, b| a.pool.cmp(&b.pool).then(busy(b).total_cmp(&busy(a))));
     let mut table = Table::new();
     table.load_style(UTF8_FULL_CONDENSED);
-    table.set_header(["pool", "server", "job", "since", "busy", "", "time over expected"]);
+    table.set_header([
+        "pool",
+        "server",
+        "job",
+        "since",
+        "busy",
+        "",
+        "time over expected",
+        "rows by",
+    ]);
     for it in shown {
         let share = it.busy.unwrap_or(0.0).clamp(0.0, 1.0);
         let percent =
@@ -136,9 +152,15 @@ pub fn table(loads: &[Load], namespace: Option<&str>) -> String {
             percent(it.busy),
             bar,
             percent(it.time),
+            if it.paths.is_empty() { "–".to_owned() } else { by(&it.paths) },
         ]);
     }
     format!("{table}\n")
+}
+
+/// Paths, with the trainers whose rows come by each.
+fn by(paths: &BTreeMap<String, u32>) -> String {
+    paths.iter().map(|(path, count)| format!("{path} {count}")).collect::<Vec<_>>().join(", ")
 }
 
 struct Sample<'a> {
@@ -169,6 +191,8 @@ cadre_operator_leader 1
 cadre_operator_server_busy_ratio{namespace=\"team\",pool=\"p\",server=\"p-0-1\"} 0.25
 cadre_operator_server_busy_ratio{namespace=\"team\",pool=\"p\",server=\"p-1-1\"} 0.75
 cadre_operator_server_time_ratio{namespace=\"team\",pool=\"p\",server=\"p-1-1\"} 1.1
+cadre_operator_server_trainers{namespace=\"team\",pool=\"p\",server=\"p-1-1\",path=\"ucx\"} 3
+cadre_operator_server_trainers{namespace=\"team\",pool=\"p\",server=\"p-1-1\",path=\"shm\"} 1
 cadre_operator_server_held_since_timestamp_seconds{namespace=\"team\",pool=\"p\",server=\"p-0-1\",job_namespace=\"other\",job=\"j\"} 1767225600
 cadre_operator_server_held_since_timestamp_seconds{namespace=\"team\",pool=\"p\",server=\"p-2-1\",job_namespace=\"team\",job=\"k\"} 1767225601
 cadre_operator_server_busy_ratio{namespace=\"x\",pool=\"q\",server=\"q-0-1\"} 0.5
@@ -187,6 +211,7 @@ cadre_operator_server_busy_ratio{namespace=\"x\",pool=\"q\",server=\"q-0-1\"} 0.
         let line = |server: &str| table.lines().find(|it| it.contains(server)).unwrap_or_default();
         let held = line("p-0-1");
         assert!(held.contains("other/j") && held.contains("2026-01-01T00:00:00Z"), "{table}");
+        assert!(line("p-1-1").contains("shm 1, ucx 3") && !held.contains("ucx"), "{table}");
         assert!(line("p-2-1").contains("team/k") && !line("p-1-1").contains("/j"), "{table}");
         assert!(!table.contains("q-0-1"), "another namespace's: {table}");
         assert!(super::table(&loads, None).contains("x/q"));

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_control::Caller;
-use cadre_control::proto::{self, Hello, worker_message::Message};
+use cadre_control::proto::{self, Hello, Probed, worker_message::Message};
 use cadre_control::server::{Event, Link, LinkId};
-use cadre_desired::pool::{Link as Way, Report};
+use cadre_desired::pool::Report;
 use cadre_desired::server_name;
 use cadre_views::{Command, Input, JobKey, Pool, ServerId, Who};
 use kube::runtime::reflector::ObjectRef;
@@ -41,7 +41,7 @@ pub(super) struct Service {
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
     pub(super) attempts: BTreeMap<JobKey, Attempt>,
-    ways: BTreeMap<(Key, ServerId), Way>,
+    ways: BTreeMap<(Key, ServerId), Probed>,
     /// Pools of which something was noted and nothing done yet.
     noted: BTreeSet<Key>,
     refreshed: Instant,
@@ -234,13 +234,8 @@ impl Service {
             (Message::Drained(_), _) => self.put(key, Input::Drained(who)),
             (Message::Leaving(_), _) => self.put(key, Input::Leaving(who)),
             (Message::Probed(it), Who::Server(id)) => {
-                let slowest = it.probes.iter().min_by_key(|it| (it.mbps, it.trainer));
-                if let Some(it) = slowest {
-                    let is_tcp = it.path == "tcp";
-                    let way = Way { mbps: it.mbps, trainer: it.trainer, is_tcp };
-                    self.ways.insert((key.clone(), *id), way);
-                    self.noted.insert(key.clone());
-                }
+                self.ways.insert((key.clone(), *id), it);
+                self.noted.insert(key.clone());
             }
             // After its farewell a conductor ends by itself, however long that takes.
             (Message::Bye(_), Who::Trainer(job, _)) if conducts => self.context.told.leaves(job),
@@ -352,6 +347,7 @@ impl Service {
         self.ways.retain(|(of, id), _| of != key || known.contains_key(id));
         let ways = &self.ways;
         let report = |(id, it): (ServerId, cadre_views::ServerReport)| {
+            let way = ways.get(&(key.clone(), id));
             let report = Report {
                 busy_ppm: it.figure.busy_ppm,
                 slow_factor_percent: it.figure.slow_factor_percent,
@@ -359,7 +355,8 @@ impl Service {
                 drained: it.drained,
                 data_version: it.data_version,
                 serves: it.serves,
-                link: ways.get(&(key.clone(), id)).copied(),
+                link: way.and_then(words::slowest),
+                paths: way.map(words::paths).unwrap_or_default(),
             };
             (server_name(&key.1, id.index, id.incarnation), report)
         };

@@ -121,7 +121,7 @@ impl Told {
     pub(crate) fn live(&self) -> Vec<(Key, String, Report)> {
         let inner = self.locked();
         let of_pool = |(key, reports): (&Key, &BTreeMap<String, Report>)| -> Vec<_> {
-            reports.iter().map(|(pod, report)| (key.clone(), pod.clone(), *report)).collect()
+            reports.iter().map(|(pod, report)| (key.clone(), pod.clone(), report.clone())).collect()
         };
         inner.live.iter().flat_map(of_pool).collect()
     }
@@ -144,9 +144,8 @@ impl Told {
         let before = inner.pools.entry(key.clone()).or_default();
         if !figures {
             for (pod, report) in &mut servers.reports {
-                let old = before.reports.get(pod).copied().unwrap_or_default();
-                report.busy_ppm = old.busy_ppm;
-                report.slow_factor_percent = old.slow_factor_percent;
+                let old = before.reports.get(pod).map(|it| (it.busy_ppm, it.slow_factor_percent));
+                (report.busy_ppm, report.slow_factor_percent) = old.unwrap_or_default();
             }
         }
         let changed = *before != servers;

@@ -2,11 +2,14 @@
 //!
 //! In and out: plain data on both sides; nothing is decided here.
 
+use std::collections::BTreeMap;
+
 use cadre_control::{AttentionPlace, Settings, proto};
 use cadre_crds::contract::ANNOTATION_ENCRYPTION;
 use cadre_crds::{
     Attention, AttentionPool, Checkpoint, Encryption, FailurePolicy, Health, TrainingJob, Wire,
 };
+use cadre_desired::pool::Link;
 use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
 };
@@ -37,6 +40,22 @@ pub(super) fn hello(hello: proto::Hello) -> Hello {
 pub(super) fn report(report: &proto::ServerReport) -> Report {
     let proto::ServerReport { busy_ppm, cost, busy_nanoseconds, .. } = *report;
     Report { busy_ppm, cost, busy_nanoseconds }
+}
+
+/// The slowest way to a trainer that a server has measured.
+pub(super) fn slowest(measured: &proto::Probed) -> Option<Link> {
+    let slowest = measured.probes.iter().min_by_key(|it| (it.mbps, it.trainer))?;
+    let proto::Probe { trainer, mbps, ref path, ref why, .. } = *slowest;
+    Some(Link { mbps, trainer, is_tcp: path == "tcp", why: why.clone() })
+}
+
+/// How many trainers a server reaches by each path.
+pub(super) fn paths(measured: &proto::Probed) -> BTreeMap<String, u32> {
+    let mut paths = BTreeMap::new();
+    for probe in measured.probes.iter().filter(|it| it.mbps > 0) {
+        *paths.entry(probe.path.clone()).or_default() += 1;
+    }
+    paths
 }
 
 pub(super) fn number(number: proto::ViewNumber) -> Number {

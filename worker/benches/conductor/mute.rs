@@ -50,8 +50,8 @@ impl Exchange for Mute {
         &Host
     }
 
-    fn path(&self, _peer: PeerId) -> &'static str {
-        "mute"
+    fn path(&self, _peer: PeerId) -> Option<&'static str> {
+        Some("mute")
     }
 
     fn resumes(&self) -> bool {

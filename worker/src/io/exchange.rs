@@ -30,8 +30,14 @@ pub trait Exchange {
     /// Where rows live.
     fn place(&self) -> &<Self::Memory as Memory>::Place;
 
-    /// Over what rows of a peer come, for reports.
-    fn path(&self, peer: PeerId) -> &'static str;
+    /// Over what rows of a peer come, for reports; none while that is being found out.
+    fn path(&self, peer: PeerId) -> Option<&'static str>;
+
+    /// Why they come by tcp; empty where they do not, or where they have no other path.
+    #[expect(clippy::unnecessary_literal_bound, reason = "others say what they keep")]
+    fn why_tcp(&self, _peer: PeerId) -> &str {
+        ""
+    }
 
     /// Whether a pull that was interrupted and is asked for again, into the same landing, goes on where it stopped.
     fn resumes(&self) -> bool;

@@ -209,6 +209,7 @@ impl<P: Exchange> Io<P> {
         }
         self.settle();
         self.tick();
+        self.probing.look(&mut self.shared);
         let settled = self.settle();
         self.report();
         self.drain();
@@ -302,7 +303,7 @@ impl<P: Exchange> Io<P> {
         ];
         let next = deadlines.into_iter().flatten().min();
         let until = next.map_or(LONGEST_SLEEP, |it| Duration::from_nanos(it.since(now).0));
-        until.min(LONGEST_SLEEP)
+        until.min(LONGEST_SLEEP).min(self.probing.rest())
     }
 
     fn tick(&mut self) {

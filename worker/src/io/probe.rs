@@ -1,14 +1,14 @@
-//! What a server measures when it joins: how fast rows of each trainer come, and over what.
+//! What a server measures when it joins, and when a path changes: how fast rows of each trainer come, and over what.
 //!
-//! In: the trainers. Out: one [`Probed`](proto::Probed) for all of them. A few pulls a trainer, one after
-//! the other: the first opens the link and is not counted, the second is one row long and tells the delay,
-//! the others tell the bandwidth.
+//! In: the trainers. Out: a [`Probed`](proto::Probed) of all of them, each time. A few pulls a trainer, one after
+//! the other: the first opens the link, the next one the path, and neither is counted; then one row tells the delay, and
+//! the others tell the bandwidth. Nothing is measured while it is being found out which paths there are, for a while.
 //!
 //! Trainers are measured one after the other, so that a server does not compete with itself. A region that
 //! every trainer publishes is read. Replies come in order, so rows of a step wait behind what is measured:
 //! each pull is longer than the one before only where that one came fast.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::{Duration, Instant};
 
 use cadre_control::proto;
@@ -35,6 +35,11 @@ const FAST: Duration = Duration::from_millis(30);
 const ROW: u64 = 512;
 /// Longest wait for a pull; a trainer that is slower is not reached.
 const DEADLINE: Duration = Duration::from_secs(10);
+/// Longest wait for a path that is being found out.
+const FINDING: Duration = Duration::from_secs(5);
+/// How often it is looked whether it is found, and whether paths have changed since they were measured.
+const NAP: Duration = Duration::from_millis(50);
+const LOOKS: Duration = Duration::from_secs(1);
 
 /// Publishes what servers read of a trainer.
 pub(super) fn publish(shared: &mut Shared<impl Exchange>) {
@@ -47,6 +52,7 @@ pub(super) fn publish(shared: &mut Shared<impl Exchange>) {
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 enum Stage {
     Link,
+    Path,
     Delay,
     Bandwidth,
 }
@@ -67,18 +73,22 @@ struct Pull {
 pub(super) struct Probing {
     waiting: VecDeque<PeerId>,
     current: Option<Pull>,
+    /// A trainer whose path is being found out, and until when that is waited for.
+    finding: Option<(PeerId, Instant)>,
+    /// When paths are looked at again.
+    look_at: Option<Instant>,
     /// Of the last pull.
     bytes: u64,
     /// The pull on its way is a second try: the process may have been busy elsewhere at the first.
     again: bool,
     microseconds: u32,
-    done: Vec<proto::Probe>,
+    done: BTreeMap<PeerId, proto::Probe>,
 }
 
 impl Probing {
     /// Starts anew with these trainers, whose addresses are known.
     pub(super) fn begin(&mut self, shared: &mut Shared<impl Exchange>, trainers: Vec<PeerId>) {
-        if self.current.is_some() || !self.done.is_empty() {
+        if self.current.is_some() || self.finding.is_some() || !self.done.is_empty() {
             return;
         }
         self.bytes = (ALTOGETHER / trainers.len().max(1) as u64).clamp(LEAST, MOST);
@@ -102,7 +112,11 @@ impl Probing {
         shared.provider.discard(landing);
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         match (stage, result) {
-            (Stage::Link, Ok(_)) => self.pull(shared, peer, Stage::Delay, ROW),
+            (Stage::Link, Ok(_)) => {
+                self.finding = Some((peer, shared.clock.moment() + FINDING));
+                self.look(shared);
+            }
+            (Stage::Path, Ok(_)) => self.pull(shared, peer, Stage::Delay, ROW),
             (Stage::Delay, Ok(_)) => {
                 (self.microseconds, self.again) = (micros, false);
                 self.pull(shared, peer, Stage::Bandwidth, FIRST.min(self.bytes));
@@ -124,10 +138,41 @@ impl Probing {
                 self.tell(shared, peer, 0);
             }
         }
-        if self.current.is_none() {
+        if self.is_idle() {
             self.next(shared);
         }
-        self.current.is_none().then(|| proto::Probed { probes: self.done.clone() })
+        self.is_idle().then(|| proto::Probed { probes: self.done.values().cloned().collect() })
+    }
+
+    /// Goes on where a path is found, or was not found for too long; measures anew what has changed.
+    pub(super) fn look(&mut self, shared: &mut Shared<impl Exchange>) {
+        let now = shared.clock.moment();
+        if let Some((peer, until)) = self.finding {
+            if shared.provider.path(peer).is_some() || until <= now {
+                self.finding = None;
+                self.pull(shared, peer, Stage::Path, ROW);
+            }
+            return;
+        }
+        if self.current.is_some() || self.done.is_empty() || self.look_at.is_some_and(|it| now < it)
+        {
+            return;
+        }
+        self.look_at = Some(now + LOOKS);
+        let is_other =
+            |peer, said: &str| shared.provider.path(peer).is_some_and(|path| path != said);
+        let changed = self.done.iter().filter(|it| is_other(*it.0, &it.1.path)).map(|it| *it.0);
+        self.waiting.extend(changed);
+        self.next(shared);
+    }
+
+    /// For how long there is nothing to look at.
+    pub(super) fn rest(&self) -> Duration {
+        if self.finding.is_some() { NAP } else { LOOKS }
+    }
+
+    fn is_idle(&self) -> bool {
+        self.current.is_none() && self.finding.is_none()
     }
 
     fn next(&mut self, shared: &mut Shared<impl Exchange>) {
@@ -150,8 +195,12 @@ impl Probing {
 
     fn tell(&mut self, shared: &Shared<impl Exchange>, peer: PeerId, mbps: u32) {
         let (trainer, microseconds) = (u32::from(peer.index), self.microseconds);
-        let path = shared.provider.path(peer).to_owned();
-        self.done.push(proto::Probe { trainer, mbps, microseconds, path });
+        let (path, why) = match shared.provider.path(peer) {
+            Some(path) => (path, shared.provider.why_tcp(peer)),
+            None => ("tcp", "the trainer has not said in time whether there is a better path"),
+        };
+        let (path, why) = (path.to_owned(), why.to_owned());
+        self.done.insert(peer, proto::Probe { trainer, mbps, microseconds, path, why });
     }
 }
 

@@ -10,7 +10,7 @@ use cadre_control::proto::{self, controller_message::Message, worker_message};
 use cadre_exchange::{PeerId, Role};
 
 use crate::job::NUMERICS;
-use crate::net::{Chore, Happening, Life};
+use crate::net::{Chore, Happening, Life, Net};
 use crate::random::{Random, hash};
 use crate::world::World;
 
@@ -174,6 +174,15 @@ impl World {
                 if let Some(server) = it.server.filter(|_| lost) {
                     let id = PeerId::server(server.index as u16, server.incarnation);
                     self.declared(id);
+                }
+            }
+            Some(worker_message::Message::Probed(it)) => {
+                // What is found out in time is not said otherwise before; a trainer that cannot be reached has no path.
+                let is_late = Net::finds_for(life) > 5_000_000_000;
+                let is_wrong = |it: &&proto::Probe| it.path != "simulated" && it.mbps > 0;
+                if let Some(probe) = it.probes.iter().find(is_wrong).filter(|_| !is_late) {
+                    let wrong = format!("life {life} measures before it knows the path: {probe:?}");
+                    self.net.borrow_mut().wrong = Some(wrong);
                 }
             }
             Some(worker_message::Message::Leaving(_)) => self.drain(life),

@@ -42,8 +42,8 @@ impl Exchange for Wires {
         self.net.borrow().resumes()
     }
 
-    fn path(&self, _peer: PeerId) -> &'static str {
-        "simulated"
+    fn path(&self, _peer: PeerId) -> Option<&'static str> {
+        self.net.borrow().path(self.life)
     }
 
     fn address(&self) -> String {

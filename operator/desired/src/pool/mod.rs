@@ -104,7 +104,7 @@ pub struct Node {
 }
 
 /// What the control service knows about a server.
-#[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Report {
     /// Share of the time in which it computes, in millionths; none when its last report is too old.
     pub busy_ppm: Option<u32>,
@@ -121,10 +121,12 @@ pub struct Report {
     pub serves: bool,
     /// The slowest way from one of its job's trainers to it, measured when it joined.
     pub link: Option<Link>,
+    /// How many of those trainers' rows come by each path: `shm`, `ucx`, `tcp`, `node`.
+    pub paths: BTreeMap<String, u32>,
 }
 
 /// A way between a trainer and a server.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+#[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Link {
     /// Megabits a second; 0: the trainer was not reached.
     pub mbps: u32,
@@ -132,6 +134,8 @@ pub struct Link {
     pub trainer: u32,
     /// The bytes went through the kernel's TCP.
     pub is_tcp: bool,
+    /// Why they did, as the server says it; may be empty.
+    pub why: String,
 }
 
 /// Decides what to do for a pool; the memory is for the next time.

@@ -36,7 +36,7 @@ pub(crate) struct Server<'a> {
     pub(crate) incarnation: u32,
     pub(crate) state: State,
     pub(crate) drain: Option<Drain<'a>>,
-    pub(crate) report: Option<Report>,
+    pub(crate) report: Option<&'a Report>,
 }
 
 /// Why and since when a server drains.
@@ -53,7 +53,7 @@ pub(crate) fn servers(observed: &Observed) -> Vec<Server<'_>> {
     servers
 }
 
-fn server<'a>(pod: &'a Pod, observed: &Observed) -> Option<Server<'a>> {
+fn server<'a>(pod: &'a Pod, observed: &'a Observed) -> Option<Server<'a>> {
     let meta = &pod.metadata;
     let since = annotation(meta, ANNOTATION_DRAIN_SINCE).and_then(|it| it.parse().ok());
     let drain = annotation(meta, ANNOTATION_DRAIN)
@@ -65,7 +65,7 @@ fn server<'a>(pod: &'a Pod, observed: &Observed) -> Option<Server<'a>> {
         incarnation: number(annotation(meta, ANNOTATION_INCARNATION)).unwrap_or(0),
         state: state(pod),
         drain,
-        report: observed.reports.get(name(meta)).copied(),
+        report: observed.reports.get(name(meta)),
     })
 }
 

@@ -5,6 +5,7 @@
 //! not written.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 
 use cadre_crds::contract::SERVER_CONTAINER;
 use cadre_crds::{AttentionPoolSpec, AttentionPoolStatus, ScalingMode, WorstServer};
@@ -238,13 +239,25 @@ fn placement(observed: &Observed, settings: &Settings, all: &[Server<'_>]) -> Sa
         let widest = levels.last().map_or("", String::as_str);
         return said(false, "Far", format!("{text}; the others share no {widest} with any"));
     }
-    measured(observed, all).unwrap_or_else(|| said(true, "Near", text))
+    measured(observed, all).unwrap_or_else(|| said(true, "Near", text + &paths(all)))
+}
+
+/// By what paths rows of trainers come to servers, as far as they have measured.
+fn paths(all: &[Server<'_>]) -> String {
+    let mut pairs: BTreeMap<&str, u32> = BTreeMap::new();
+    for (path, count) in all.iter().filter_map(|it| it.report).flat_map(|it| &it.paths) {
+        *pairs.entry(path).or_default() += count;
+    }
+    let said: Vec<_> =
+        pairs.iter().map(|(path, count)| format!("{path} ({count} pairs)")).collect();
+    if said.is_empty() { String::new() } else { format!("; rows come by {}", said.join(", ")) }
 }
 
 /// A problem of the measured links, if there is one; names the slowest.
 fn measured(observed: &Observed, all: &[Server<'_>]) -> Option<Said> {
     let fabric = &observed.pool.spec.fabric;
-    let links = all.iter().filter(|it| it.stays()).filter_map(|it| Some((it, it.report?.link?)));
+    let links =
+        all.iter().filter(|it| it.stays()).filter_map(|it| Some((it, it.report?.link.as_ref()?)));
     let (server, link) = links.min_by_key(|(it, link)| (link.mbps, it.slot))?;
     let way = format!("pod {} reaches trainer {}", name(&server.pod.metadata), link.trainer);
     if link.mbps == 0 {
@@ -270,7 +283,8 @@ fn measured(observed: &Observed, all: &[Server<'_>]) -> Option<Said> {
             "{way} over TCP with {} Mbit/s although spec.fabric.rdmaResources are asked for",
             rounded(link.mbps)
         );
-        return Some(said(false, "Tcp", text));
+        let why = if link.why.is_empty() { String::new() } else { format!(": {}", link.why) };
+        return Some(said(false, "Tcp", text + &why));
     }
     None
 }

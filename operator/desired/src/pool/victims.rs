@@ -137,7 +137,7 @@ impl<'a> Places<'a> {
 
     /// Order in which servers leave: the lowest rank first.
     fn rank(&self, server: &Server<'_>) -> impl Ord + use<> {
-        let report = server.report.unwrap_or_default();
+        let report = server.report.cloned().unwrap_or_default();
         let place = server.node();
         let distance = place.map_or(usize::MAX, |it| self.distance(it));
         let company = place.map_or(0, |it| self.company(it));

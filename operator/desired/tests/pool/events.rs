@@ -73,7 +73,8 @@ impl World {
                 if let Some(pod) = self.pods.get(at(pod, pods))
                     && let Some(report) = self.reports.get_mut(&name(&pod.metadata))
                 {
-                    *report = Report { quarantined: true, slow_factor_percent: 300, ..*report };
+                    *report =
+                        Report { quarantined: true, slow_factor_percent: 300, ..report.clone() };
                 }
             }
             Event::Template(image) => {

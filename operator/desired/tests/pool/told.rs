@@ -1,5 +1,7 @@
 //! What a pool's status tells: for tools, of who holds which server, of measured links.
 
+use std::collections::BTreeMap;
+
 use cadre_crds::{Scaling, ScalingMode};
 use cadre_desired::pool::{Link, Observed, Report, status};
 use cadre_desired::{Applied, Failure};
@@ -139,7 +141,10 @@ fn a_pool_of_mode_auto_that_lost_its_status_keeps_its_servers() {
 
 #[test]
 fn measured_links_are_told_by_the_worst() {
-    let link = |mbps, is_tcp| Some(Link { mbps, trainer: 1, is_tcp });
+    let link = |mbps, is_tcp| {
+        let why = if is_tcp { "it offers no UCX".to_owned() } else { String::new() };
+        Some(Link { mbps, trainer: 1, is_tcp, why })
+    };
     for (least, rdma, one, other, expected) in [
         (None, false, link(90_000, true), link(80_000, true), "Near"),
         (Some(50_000), false, link(90_000, true), link(49_123, true), "SlowLink"),
@@ -154,7 +159,8 @@ fn measured_links_are_told_by_the_worst() {
         world.pool.spec.fabric.rdma_resources = vec!["rdma/ib".to_owned(); usize::from(rdma)];
         let names: Vec<_> = world.pods.iter().map(|it| name(&it.metadata)).collect();
         for (pod, link) in names.iter().zip([one, other]) {
-            world.reports.insert(pod.clone(), Report { link, ..Report::default() });
+            let paths = BTreeMap::from([("ucx".to_owned(), 2), ("shm".to_owned(), 1)]);
+            world.reports.insert(pod.clone(), Report { link, paths, ..Report::default() });
         }
         let mut observed = world.observe();
         // A trainer on each server's node.
@@ -163,9 +169,18 @@ fn measured_links_are_told_by_the_worst() {
         let placement = status.conditions.iter().find(|it| it.type_ == "PlacementSatisfied");
         let placement = placement.expect("it is always said");
         assert_eq!(placement.reason, expected, "{}", placement.message);
-        if expected == "SlowLink" {
-            let end = "reaches trainer 1 with 49000 Mbit/s, spec.fabric.minBandwidthMbps is 50000";
-            assert!(placement.message.ends_with(end), "{}", placement.message);
-        }
+        let end = match expected {
+            "SlowLink" => {
+                "reaches trainer 1 with 49000 Mbit/s, spec.fabric.minBandwidthMbps is 50000"
+            }
+            "Tcp" => {
+                "over TCP with 80000 Mbit/s although spec.fabric.rdmaResources are asked for: it offers no UCX"
+            }
+            "Near" => {
+                "2 of 2 servers are near to a trainer; rows come by shm (2 pairs), ucx (4 pairs)"
+            }
+            _ => "allow traffic between pods of the pool and its jobs",
+        };
+        assert!(placement.message.ends_with(end), "{}", placement.message);
     }
 }

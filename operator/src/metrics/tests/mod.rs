@@ -26,7 +26,9 @@ fn metrics() -> Metrics {
 
 /// A pool, a job, both called `x`, and a server.
 fn seen() -> Seen {
-    let report = Report { busy_ppm: Some(250_000), slow_factor_percent: 110, ..Report::default() };
+    let paths = [("ucx".to_owned(), 3)].into();
+    let report =
+        Report { busy_ppm: Some(250_000), slow_factor_percent: 110, paths, ..Report::default() };
     let of_status = |status: Value, spec: Value| {
         let meta = json!({"namespace": "n", "name": "x"});
         json!({"metadata": meta, "spec": spec, "status": status})
@@ -77,6 +79,7 @@ fn documented_names_are_told() {
         "cadre_operator_status_writes_total{kind=\"TrainingJob\"} 1",
         "cadre_operator_server_busy_ratio{namespace=\"n\",pool=\"p\",server=\"p-0-1\"} 0.25",
         "cadre_operator_server_time_ratio{namespace=\"n\",pool=\"p\",server=\"p-0-1\"} 1.1",
+        "cadre_operator_server_trainers{namespace=\"n\",pool=\"p\",server=\"p-0-1\",path=\"ucx\"} 3",
         "cadre_operator_server_held_since_timestamp_seconds{namespace=\"n\",pool=\"x\",server=\"x-0-1\",job_namespace=\"m\",job=\"j\"} 1767225600",
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"desired\"} 4",
         "cadre_operator_pool_servers{namespace=\"n\",pool=\"x\",state=\"ready\"} 3",

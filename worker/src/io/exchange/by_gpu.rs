@@ -43,8 +43,8 @@ impl Exchange for ByGpu {
         &self.place
     }
 
-    fn path(&self, _peer: PeerId) -> &'static str {
-        "node"
+    fn path(&self, _peer: PeerId) -> Option<&'static str> {
+        Some("node")
     }
 
     fn resumes(&self) -> bool {

@@ -15,7 +15,13 @@ use crate::memory::{self, Host, HostRows};
 /// A provider of rows in the host's memory.
 pub trait OnHost: Provider<Memory = Buffer> {
     /// As [`Exchange::path`].
-    fn path_of(&self, peer: PeerId) -> &'static str;
+    fn path_of(&self, peer: PeerId) -> Option<&'static str>;
+
+    /// As [`Exchange::why_tcp`].
+    #[expect(clippy::unnecessary_literal_bound, reason = "others say what they keep")]
+    fn why_tcp_of(&self, _peer: PeerId) -> &str {
+        ""
+    }
 
     /// A landing, of which only those bytes may be read to which no pull writes any more.
     ///
@@ -26,8 +32,8 @@ pub trait OnHost: Provider<Memory = Buffer> {
 }
 
 impl OnHost for Tcp {
-    fn path_of(&self, _peer: PeerId) -> &'static str {
-        "tcp"
+    fn path_of(&self, _peer: PeerId) -> Option<&'static str> {
+        Some("tcp")
     }
 
     fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
@@ -36,12 +42,17 @@ impl OnHost for Tcp {
 }
 
 impl OnHost for Paths {
-    fn path_of(&self, peer: PeerId) -> &'static str {
+    fn path_of(&self, peer: PeerId) -> Option<&'static str> {
         match self.path(peer) {
-            PeerPath::Asked | PeerPath::Tcp => "tcp",
-            PeerPath::Shared => "shm",
-            PeerPath::Ucx => "ucx",
+            PeerPath::Asked => None,
+            PeerPath::Tcp => Some("tcp"),
+            PeerPath::Shared => Some("shm"),
+            PeerPath::Ucx => Some("ucx"),
         }
+    }
+
+    fn why_tcp_of(&self, peer: PeerId) -> &str {
+        self.why_tcp(peer).unwrap_or_default()
     }
 
     fn landed(&self, landing: LandingId) -> Result<&Buffer, Error> {
@@ -56,8 +67,12 @@ impl<P: OnHost> Exchange for P {
         &Host
     }
 
-    fn path(&self, peer: PeerId) -> &'static str {
+    fn path(&self, peer: PeerId) -> Option<&'static str> {
         self.path_of(peer)
+    }
+
+    fn why_tcp(&self, peer: PeerId) -> &str {
+        self.why_tcp_of(peer)
     }
 
     fn address(&self) -> String {

@@ -100,6 +100,8 @@ struct Kept {
 #[derive(Debug)]
 pub(crate) struct Endpoint {
     pub(crate) me: PeerId,
+    /// When it began.
+    pub(crate) opened: u64,
     pub(crate) alive: bool,
     /// Its machine answers that nobody is there.
     pub(crate) answers: bool,
@@ -273,6 +275,7 @@ impl Net {
         self.places.push(self.endpoints.len());
         self.endpoints.push(Endpoint {
             me,
+            opened: self.now,
             alive: true,
             answers: true,
             paused: false,
@@ -288,6 +291,17 @@ impl Net {
             found: Fast::default(),
         });
         self.endpoints.len() - 1
+    }
+
+    /// How long a life finds out over what rows come: not at all, for a while, or for longer than anybody waits.
+    pub(crate) fn finds_for(life: Life) -> u64 {
+        [0, 3_000_000_000, 6_000_000_000][life % 3]
+    }
+
+    /// Over what rows come, as far as a life knows.
+    pub(crate) fn path(&self, life: Life) -> Option<&'static str> {
+        let found = self.endpoints[life].opened + Self::finds_for(life);
+        (found <= self.now).then_some("simulated")
     }
 
     /// The first life that listened there names the place.
