@@ -114,6 +114,9 @@ static LANDINGS: LazyLock<Arc<Pool>> = LazyLock::new(|| match std::env::var_os("
 /// Arenas for rows that peers of this machine read, if they do.
 static SHARED: OnceLock<Arc<Pool>> = OnceLock::new();
 
+/// Arenas for landings, where network cards write them: memory that is registered once is to stay.
+static LANDED: OnceLock<Arc<Pool>> = OnceLock::new();
+
 /// Addresses of an arena, more than the rows of most processes: the machine provides the memory
 /// when it is written. More arenas are made as rows need them.
 const ARENA_BYTES: usize = 32 << 30;
@@ -125,12 +128,27 @@ const ARENA_BYTES: usize = 32 << 30;
 ///
 /// The machine gives no shared memory.
 pub(crate) fn share_rows() -> io::Result<()> {
-    let pool = match std::env::var_os("CADRE_POISON") {
-        None => Pool::shared(ARENA_BYTES)?,
-        Some(_) => Pool::shared_and_poisoned(ARENA_BYTES)?,
-    };
+    let pool = arenas()?;
     SHARED.get_or_init(|| pool);
     Ok(())
+}
+
+/// From now on, landings on the host lie in memory that stays. Called once in a process.
+///
+/// # Errors
+///
+/// As [`share_rows`].
+pub(crate) fn keep_landings() -> io::Result<()> {
+    let pool = arenas()?;
+    LANDED.get_or_init(|| pool);
+    Ok(())
+}
+
+fn arenas() -> io::Result<Arc<Pool>> {
+    match std::env::var_os("CADRE_POISON") {
+        None => Pool::shared(ARENA_BYTES),
+        Some(_) => Pool::shared_and_poisoned(ARENA_BYTES),
+    }
 }
 
 /// Memory on the host for rows that peers are to read, with anything in it.
@@ -262,7 +280,7 @@ impl Place for OnGpu {
 
 /// Memory on the host for rows of others, with anything in it.
 pub(crate) fn landing(bytes: usize) -> Buffer {
-    LANDINGS.take(bytes)
+    LANDED.get().unwrap_or_else(|| &LANDINGS).take(bytes)
 }
 
 /// Copies pieces from one memory of the host to another.

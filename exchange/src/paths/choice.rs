@@ -45,7 +45,7 @@ pub struct Traffic {
 /// How rows of a peer come.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Path {
-    /// By tcp, until the peer has answered whether there is a better path.
+    /// By tcp, until the peer is connected and has answered whether there is a better path.
     Asked,
     /// By shared memory.
     Shared,

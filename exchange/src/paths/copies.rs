@@ -22,6 +22,14 @@ use crate::tcp::Pull;
 /// Bytes that are copied before links and the caller are served.
 pub(super) const TURN_BYTES: u64 = 4 << 20;
 
+/// Whether a pull has a path that is better than UCX.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(super) enum Better {
+    No,
+    /// Not yet.
+    Coming,
+}
+
 /// A pull that is being copied.
 pub(super) struct Copying {
     pull: Pull,
@@ -32,7 +40,7 @@ pub(super) struct Copying {
 impl Paths {
     /// Begins a claimed pull on the best path that it has.
     pub(super) fn begin(&mut self, mut pull: Pull) {
-        let Some(shared) = &mut self.sharing else { return self.begin_remote(pull) };
+        let Some(shared) = &mut self.sharing else { return self.begin_remote(pull, Better::No) };
         let peer = pull.peer();
         if shared.required && !shared.ways.knows(peer) && self.tcp.is_opening(peer) {
             return shared.waiting.push(pull);
@@ -43,12 +51,8 @@ impl Paths {
                 shared.copying.push_back(Copying { pull, found, arena });
             }
             Ok(Source::Coming) if shared.required => shared.waiting.push(pull),
-            Ok(source) => {
-                if matches!(source, Source::Coming) {
-                    self.traffic.sent_anew += 1;
-                }
-                self.begin_remote(pull);
-            }
+            Ok(Source::Coming) => self.begin_remote(pull, Better::Coming),
+            Ok(Source::Link) => self.begin_remote(pull, Better::No),
             Err(why) => {
                 let answer = shared.ways.shut(peer, why, true, self.tcp.now());
                 self.tcp.send_pull(pull);

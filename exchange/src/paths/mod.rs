@@ -32,6 +32,7 @@ mod remote;
 mod sharing;
 #[cfg(test)]
 mod tests;
+mod told;
 mod ways;
 
 use std::collections::BTreeSet;
@@ -40,7 +41,7 @@ use std::time::{Duration, Instant};
 
 pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
 use self::offer::{OFFER, OFFER_BYTES, Offer};
-use self::remote::Remote;
+use self::remote::{CARD, Remote};
 use self::sharing::Shared;
 use self::ways::Answer;
 use crate::buffer::Buffer;
@@ -102,33 +103,6 @@ impl Paths {
         Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, events })
     }
 
-    /// Bytes by path so far.
-    pub fn traffic(&self) -> Traffic {
-        self.traffic
-    }
-
-    /// How rows of a peer come now.
-    pub fn path(&self, peer: PeerId) -> Path {
-        let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
-        let remote = self.remote.as_ref().and_then(|it| it.path(peer)).unwrap_or(Path::Tcp);
-        // The best one that is open; then one that may be.
-        [Path::Shared, Path::Ucx, Path::Asked]
-            .into_iter()
-            .find(|it| shared == *it || remote == *it)
-            .unwrap_or(Path::Tcp)
-    }
-
-    /// Why rows of a peer come by tcp; none where they take another path, or may soon.
-    pub fn why_tcp(&self, peer: PeerId) -> Option<&str> {
-        if self.path(peer) != Path::Tcp {
-            return None;
-        }
-        match &self.remote {
-            Some(remote) => remote.why_shut(peer),
-            None => Some(&self.no_ucx),
-        }
-    }
-
     /// As [`Tcp::landed`].
     ///
     /// # Errors
@@ -149,9 +123,23 @@ impl Paths {
         shared.asked.insert(pull, (peer, landing));
     }
 
+    /// Shows all that is published as soon as a peer asks for it, which one that has shared memory does not: what is shown stays
+    /// in memory that the system may not move.
+    fn show_if_asked(&mut self) {
+        let Some(remote) = self.remote.as_mut().filter(|it| !it.shows) else { return };
+        if !self.tcp.is_read(CARD) {
+            return;
+        }
+        remote.shows = true;
+        for (key, number, memory) in self.tcp.regions() {
+            remote.publish(&mut self.tcp, key, number, &memory);
+        }
+    }
+
     /// Does what can be done without the links: whether there may be more at once.
     fn advance(&mut self) -> bool {
         let now = self.tcp.now();
+        self.show_if_asked();
         while let Some(answer) = self.sharing.as_mut().and_then(|it| it.ways.answer(now)) {
             self.take_answer(answer);
         }
@@ -189,6 +177,9 @@ impl Paths {
 
     fn take_answer(&mut self, answer: Answer) {
         if !self.sharing.as_ref().is_some_and(|it| it.required) {
+            if let Answer::Shut(peer, _) = answer {
+                self.ask_card_if_due(peer);
+            }
             return;
         }
         match answer {
@@ -214,7 +205,10 @@ impl Paths {
         match &event {
             Event::Connected(peer) => {
                 self.ask(*peer);
-                self.ask_card(*peer);
+                // Where there may be shared memory, that is tried first.
+                if self.sharing.is_none() {
+                    self.ask_card(*peer);
+                }
                 if self.sharing.as_ref().is_some_and(|it| it.required)
                     || self.remote.as_ref().is_some_and(|it| it.required)
                 {
@@ -275,7 +269,8 @@ impl Drop for Paths {
         if is_more {
             let Traffic { shared_bytes, ucx_bytes, tcp_bytes, sent_anew } = self.traffic;
             tracing::info!(
-                "bytes of rows came by shared memory: {shared_bytes}, by UCX: {ucx_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no better path in time)"
+                "bytes of rows came by shared memory: {shared_bytes}, by UCX: {ucx_bytes}, by tcp: {tcp_bytes} ({sent_anew} pulls had no better path in time; {} ways failed)",
+                self.failed_ways()
             );
         }
     }
@@ -329,7 +324,10 @@ impl Provider for Paths {
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
                 self.ask(peer);
             }
-            if self.remote.as_ref().is_some_and(|it| it.is_to_be_tried(peer, now)) {
+            // Not while there is, or may be, shared memory.
+            let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
+            let is_due = |it: &Remote| shared == Path::Tcp && it.is_to_be_tried(peer, now);
+            if self.remote.as_ref().is_some_and(is_due) {
                 self.ask_card(peer);
             }
             self.begin(pull);

@@ -35,6 +35,8 @@ pub(super) struct Shared {
     pub(super) waiting: Vec<Pull>,
     /// Bytes that are copied before links and the caller are served.
     pub(super) turn_bytes: u64,
+    /// It was logged that the board was full.
+    said_full: bool,
 }
 
 impl Shared {
@@ -54,6 +56,7 @@ impl Shared {
             copying: VecDeque::new(),
             waiting: Vec::new(),
             turn_bytes: TURN_BYTES,
+            said_full: false,
         })
     }
 
@@ -74,8 +77,10 @@ impl Shared {
         }
         let bytes = memory.len_bytes() as u64;
         let spot = Spot { arena: arena.number, at: part.at(), bytes };
-        if !self.board.publish(key, number, spot) {
-            tracing::debug!("the board has no room for {key}: it goes over links");
+        if !self.board.publish(key, number, spot) && !std::mem::replace(&mut self.said_full, true) {
+            tracing::warn!(
+                "the board has no room for {key}: it goes over links, and so may others"
+            );
         }
     }
 }

@@ -38,6 +38,8 @@ pub(super) struct Ways {
     asker: Asker<Question>,
     /// Tells questions of a way from those of an earlier one with the same peer.
     rounds: u64,
+    /// Ways that failed: they were open, or should have been.
+    pub(super) failures: u64,
 }
 
 struct Way {
@@ -85,6 +87,13 @@ pub(super) enum Source {
     Link,
 }
 
+#[cfg(test)]
+impl Source {
+    pub(super) fn is_coming(&self) -> bool {
+        matches!(self, Self::Coming)
+    }
+}
+
 /// What came of an answer.
 pub(super) enum Answer {
     /// The way is open.
@@ -97,7 +106,7 @@ pub(super) enum Answer {
 
 impl Ways {
     pub(super) fn new(waker: Waker) -> Self {
-        Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0 }
+        Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0, failures: 0 }
     }
 
     /// A peer is to be asked for its offer.
@@ -160,12 +169,13 @@ impl Ways {
     /// Leaves a way for a while.
     pub(super) fn shut(&mut self, peer: PeerId, why: String, is_odd: bool, now: Instant) -> Answer {
         if let Some(way) = self.peers.get_mut(&peer) {
+            self.failures += u64::from(is_odd || matches!(way.stage, Stage::Open { .. }));
             if way.said != Some(Said::Shut) {
                 if is_odd {
-                    tracing::warn!("rows of {peer} come by tcp: {why}");
+                    tracing::warn!("rows of {peer} do not come by shared memory: {why}");
                 } else {
                     // The peer is on another machine or in another pod, which is normal.
-                    tracing::debug!("rows of {peer} come by tcp: {why}");
+                    tracing::info!("rows of {peer} do not come by shared memory: {why}");
                 }
                 way.said = Some(Said::Shut);
             }

@@ -5,6 +5,7 @@
 //!
 //! It reads no shared memory itself. Invariant: bytes of a copied pull count only when [`Tcp::end_copied`] says so.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -13,14 +14,25 @@ use super::frame::{Span, merged};
 use super::pull::{Pull, Wish};
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
-use crate::provider::{Event, PullError, PullId, PullRequest};
+use crate::provider::{Event, LandingId, PullError, PullId, PullRequest};
 
 impl Tcp {
     /// Publishes a region: the number of the publication, which is not 0.
     pub(crate) fn announce(&mut self, key: RegionKey, memory: Arc<Buffer>) -> u64 {
         self.publication = self.publication.wrapping_add(1).max(1);
-        self.regions.insert(key, super::Published { memory, number: self.publication });
-        self.publication
+        let (number, is_read) = (self.publication, Cell::default());
+        self.regions.insert(key, super::Published { memory, number, is_read });
+        number
+    }
+
+    /// Whether a peer has pulled of a region since it was published, by its link.
+    pub(crate) fn is_read(&self, key: RegionKey) -> bool {
+        self.regions.get(&key).is_some_and(|it| it.is_read.get())
+    }
+
+    /// All regions, with the numbers of their publications.
+    pub(crate) fn regions(&self) -> Vec<(RegionKey, u64, Arc<Buffer>)> {
+        self.regions.iter().map(|(key, it)| (*key, it.number, Arc::clone(&it.memory))).collect()
     }
 
     /// Reserves the landing's bytes for a pull. None if the pull has ended already.
@@ -138,6 +150,10 @@ impl Pull {
 
     pub(crate) fn key(&self) -> RegionKey {
         self.wish.key
+    }
+
+    pub(crate) fn landing(&self) -> LandingId {
+        self.landing
     }
 
     /// The end of the last byte that it wants of the region.

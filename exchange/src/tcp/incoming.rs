@@ -6,6 +6,7 @@
 //! Invariants: sizes and offsets are checked before a byte is sent; a reply keeps its memory alive until it is
 //! written; a peer can make us hold at most [`MAX_OUTSTANDING_PULLS`] requests.
 
+use std::cell::Cell;
 use std::collections::{BTreeMap, VecDeque};
 use std::io::IoSlice;
 use std::sync::Arc;
@@ -28,6 +29,8 @@ pub(super) struct Published {
     pub(super) memory: Arc<Buffer>,
     /// Number of the publication. No other publication has it, in this process or another.
     pub(super) number: u64,
+    /// Whether a peer has pulled of it.
+    pub(super) is_read: Cell<bool>,
 }
 
 /// What one link reads or writes before others have their turn, in bytes.
@@ -172,6 +175,9 @@ impl Reply {
             (Some(_), None) => (Status::OutOfBounds, 0, 0),
             (Some(region), Some(bytes)) => (Status::Data, bytes, region.number),
         };
+        if let Some(region) = region {
+            region.is_read.set(true);
+        }
         let header = ReplyHeader { pull, status, bytes, publication }.encode();
         let memory = region.filter(|_| bytes > 0).map(|it| Arc::clone(&it.memory));
         let spans = if memory.is_some() { spans } else { Vec::new() };
@@ -246,7 +252,7 @@ mod tests {
             expected
                 .extend_from_slice(&memory.bytes()[span.start as usize..][..span.bytes as usize]);
         }
-        let published = Published { memory, number: 6 };
+        let published = Published { memory, number: 6, is_read: Cell::default() };
         let regions = Regions::from([(RegionKey::default(), published)]);
         for portion in [1, 7, 31, 32, 33, 92, 93] {
             let request = PullRequest { pull: 1, key: RegionKey::default(), spans: spans.clone() };

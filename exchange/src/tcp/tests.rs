@@ -1,5 +1,6 @@
 //! What a link does with bytes that no peer should send ([`crate::fuzz`] says which).
 
+use std::cell::Cell;
 use std::io::Write as _;
 use std::net::{TcpListener, TcpStream};
 use std::sync::Arc;
@@ -68,7 +69,7 @@ fn greetings_are_read_or_refused() {
 #[test]
 fn requests_are_read_or_refused_within_bounded_memory() {
     let memory = Arc::new(Buffer::zeroed(1 << 12));
-    let published = Published { memory, number: 6 };
+    let published = Published { memory, number: 6, is_read: Cell::default() };
     let regions = Regions::from([(RegionKey([1, 2, 3, 4]), published)]);
     all("requests", |input, random| {
         let (mut theirs, ours) = link();

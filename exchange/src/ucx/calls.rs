@@ -73,7 +73,7 @@ pub(super) fn request(
         datatype: 0,
         user_data,
         reply_buffer: ptr::null_mut(),
-        memory_type: 0,
+        memory_type: b::UCS_MEMORY_TYPE_HOST,
         recv_info: ptr::null_mut(),
         memh: ptr::null_mut(),
     }

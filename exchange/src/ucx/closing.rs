@@ -13,10 +13,36 @@ use std::time::{Duration, Instant};
 use cadre_ucx_sys::bindings as b;
 
 use super::calls::{request, taken};
-use super::net::{Done, EndId, GetId, Net, Reading};
+use super::net::{Done, End, EndId, GetId, Net, Reading};
 
 /// How long the close of an end may take before its worker goes.
 pub(super) const CLOSING: Duration = Duration::from_millis(20);
+
+impl End {
+    /// Begins to close it by force, unless that was done. Keys that no read uses are destroyed first, as UCX asks for; others when
+    /// their reads have ended.
+    fn close(&mut self, of: &b::Functions) {
+        if std::mem::replace(&mut self.is_closed, true) {
+            return;
+        }
+        if self.flying == 0 {
+            self.destroy_keys(of);
+        }
+        let param =
+            request(b::UCP_OP_ATTR_FIELD_FLAGS, b::UCP_EP_CLOSE_FLAG_FORCE, None, ptr::null_mut());
+        // SAFETY: the endpoint is open, and is not used after this.
+        let status = unsafe { (of.ucp_ep_close_nbx)(self.ep, &raw const param) };
+        self.closing = taken(status).unwrap_or_default();
+    }
+
+    /// Destroys the keys of an end, of which none is used any more.
+    fn destroy_keys(&mut self, of: &b::Functions) {
+        for key in std::mem::take(&mut self.keys) {
+            // SAFETY: no read uses it any more, and none can begin.
+            unsafe { (of.ucp_rkey_destroy)(key) };
+        }
+    }
+}
 
 impl Net {
     /// Closes an end by force. When this returns, none of its reads is under way: [`Self::done`] tells each of them. Where UCX does
@@ -24,13 +50,7 @@ impl Net {
     pub(crate) fn close(&mut self, end: EndId) {
         let Some(reading) = &mut self.reading else { return };
         let Some(it) = reading.ends.get_mut(&end.0).filter(|it| !it.is_closed) else { return };
-        it.is_closed = true;
-        let param =
-            request(b::UCP_OP_ATTR_FIELD_FLAGS, b::UCP_EP_CLOSE_FLAG_FORCE, None, ptr::null_mut());
-        // SAFETY: the endpoint is open, and is not used after this.
-        let status =
-            unsafe { (self.context.ucx.functions.ucp_ep_close_nbx)(it.ep, &raw const param) };
-        it.closing = taken(status).unwrap_or_default();
+        it.close(&self.context.ucx.functions);
         let until = Instant::now() + self.closing;
         while !self.is_over(end) {
             if Instant::now() >= until {
@@ -58,10 +78,7 @@ impl Net {
         if end.flying > 0 {
             return false;
         }
-        for key in std::mem::take(&mut end.keys) {
-            // SAFETY: no read uses it any more.
-            unsafe { (of.ucp_rkey_destroy)(key) };
-        }
+        end.destroy_keys(of);
         reading.ends.remove(&id.0);
         true
     }
@@ -69,7 +86,8 @@ impl Net {
     /// Ends the reading worker with all its ends: after this nothing is written for any of its reads.
     fn cut(&mut self) {
         self.collect();
-        let Some(Reading { worker, queue, is_watched: _, ends, gets }) = self.reading.take() else {
+        let Some(Reading { worker, queue, is_watched: _, mut ends, gets }) = self.reading.take()
+        else {
             return;
         };
         let of = &self.context.ucx.functions;
@@ -85,10 +103,15 @@ impl Net {
                 self.left.push(unsafe { BorrowedFd::borrow_raw(descriptor) });
             }
             std::mem::forget(queue);
+            let lost = ends.iter().filter(|it| !it.1.is_closed);
+            self.lost.extend(lost.map(|it| EndId(*it.0)));
         } else {
-            for key in ends.values().flat_map(|it| &it.keys) {
-                // SAFETY: what still uses it ends with the worker, before anything else is done with it.
-                unsafe { (of.ucp_rkey_destroy)(*key) };
+            // What still waits to be sent by an end goes with its close, so nothing looks at keys after it.
+            let lost = ends.iter_mut().filter(|it| !it.1.is_closed);
+            self.lost.extend(lost.map(|it| EndId(*it.0)));
+            for end in ends.values_mut() {
+                end.close(of);
+                end.destroy_keys(of);
             }
             // SAFETY: it is destroyed once: nothing else has it any more. Its queue is still there.
             unsafe { (of.ucp_worker_destroy)(worker) };
@@ -98,8 +121,6 @@ impl Net {
             let result = Err("its worker was ended".to_owned());
             self.done.push_back(Done { get: GetId(get), words: Vec::new(), result });
         }
-        let open = ends.into_iter().filter(|it| !it.1.is_closed);
-        self.lost.extend(open.map(|it| EndId(it.0)));
     }
 }
 

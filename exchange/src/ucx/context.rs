@@ -6,7 +6,8 @@
 
 #![allow(unsafe_code)]
 
-use std::ffi::{CString, c_void};
+use std::collections::BTreeMap;
+use std::ffi::{CString, c_uint, c_void};
 use std::ptr;
 
 use cadre_ucx_sys::{Ucx, bindings as b};
@@ -19,6 +20,8 @@ pub(super) struct Context {
     pub(super) ucx: &'static Ucx,
     handle: b::ucp_context_h,
     memories: Vec<(b::ucp_mem_h, Stretch)>,
+    /// Memories of this process that reads may write to, by their first byte.
+    held: BTreeMap<usize, (b::ucp_mem_h, Stretch)>,
     /// Whether a worker is left in it that nobody may end: then it stays until the process ends.
     pub(super) is_abandoned: bool,
 }
@@ -31,7 +34,8 @@ impl Context {
             (b::UCS_ERR_NO_DEVICE, _) => UcxError::NoDevice { asked: transports.names() },
             (_, error) => error,
         })?;
-        Ok(Self { ucx, handle, memories: Vec::new(), is_abandoned: false })
+        let (memories, held) = (Vec::new(), BTreeMap::new());
+        Ok(Self { ucx, handle, memories, held, is_abandoned: false })
     }
 
     /// A new worker, which is to be destroyed before this is dropped.
@@ -58,20 +62,8 @@ impl Context {
     /// Lets readers who get these bytes, at most `longest`, read a memory, as long as this lives. On an error nothing of it stays.
     pub(super) fn show(&mut self, memory: Stretch, longest: usize) -> Result<Vec<u8>, UcxError> {
         let of = &self.ucx.functions;
-        let params = b::ucp_mem_map_params_t {
-            field_mask: b::UCP_MEM_MAP_PARAM_FIELD_ADDRESS
-                | b::UCP_MEM_MAP_PARAM_FIELD_LENGTH
-                | b::UCP_MEM_MAP_PARAM_FIELD_PROT,
-            address: memory.address() as *mut c_void,
-            length: memory.len_bytes(),
-            flags: 0,
-            prot: b::UCP_MEM_MAP_PROT_LOCAL_READ | b::UCP_MEM_MAP_PROT_REMOTE_READ,
-            memory_type: 0,
-        };
-        let mut handle = ptr::null_mut();
-        // SAFETY: the memory is mapped as long as the stretch lives, which is kept until it is no longer registered.
-        let status = unsafe { (of.ucp_mem_map)(self.handle, &raw const params, &raw mut handle) };
-        call(self.ucx, "register memory; raise the limit of locked memory (ulimit -l)", status)?;
+        let may = b::UCP_MEM_MAP_PROT_LOCAL_READ | b::UCP_MEM_MAP_PROT_REMOTE_READ;
+        let handle = self.register(&memory, may)?;
         let key = self.key(handle).and_then(|key| match key.len() {
             bytes if bytes <= longest => Ok(key),
             bytes => Err(UcxError::Call {
@@ -86,6 +78,40 @@ impl Context {
             unsafe { (of.ucp_mem_unmap)(self.handle, handle) };
         }
         key
+    }
+
+    /// Lets reads of this process write a memory, as long as this lives.
+    pub(super) fn hold(&mut self, memory: Stretch) -> Result<(), UcxError> {
+        let may = b::UCP_MEM_MAP_PROT_LOCAL_READ | b::UCP_MEM_MAP_PROT_LOCAL_WRITE;
+        let handle = self.register(&memory, may)?;
+        self.held.insert(memory.address() as usize, (handle, memory));
+        Ok(())
+    }
+
+    /// What a byte lies in that reads may write, and how many bytes from there on.
+    pub(super) fn held(&self, at: usize) -> Option<(b::ucp_mem_h, usize)> {
+        let (start, (handle, memory)) = self.held.range(..=at).next_back()?;
+        let end = start + memory.len_bytes();
+        (at < end).then(|| (*handle, end - at))
+    }
+
+    /// Registers a memory, which is to be kept until it is no longer registered.
+    fn register(&self, memory: &Stretch, prot: c_uint) -> Result<b::ucp_mem_h, UcxError> {
+        let params = b::ucp_mem_map_params_t {
+            field_mask: b::UCP_MEM_MAP_PARAM_FIELD_ADDRESS
+                | b::UCP_MEM_MAP_PARAM_FIELD_LENGTH
+                | b::UCP_MEM_MAP_PARAM_FIELD_PROT,
+            address: memory.address() as *mut c_void,
+            length: memory.len_bytes(),
+            flags: 0,
+            prot,
+            memory_type: 0,
+        };
+        let (map, mut handle) = (self.ucx.functions.ucp_mem_map, ptr::null_mut());
+        // SAFETY: the memory is mapped as long as the stretch lives, which the caller keeps.
+        let status = unsafe { map(self.handle, &raw const params, &raw mut handle) };
+        call(self.ucx, "register memory; raise the limit of locked memory (ulimit -l)", status)?;
+        Ok(handle)
     }
 
     /// What opens a registered memory to readers.
@@ -103,20 +129,22 @@ impl Context {
         Ok(copy)
     }
 
-    /// How many memories are registered.
+    /// How many memories readers can read, and to how many reads may write.
     #[cfg(test)]
-    pub(super) fn memories(&self) -> usize {
-        self.memories.len()
+    pub(super) fn memories(&self) -> [usize; 2] {
+        [self.memories.len(), self.held.len()]
     }
 }
 
 impl Drop for Context {
     fn drop(&mut self) {
         if self.is_abandoned {
-            return std::mem::forget(std::mem::take(&mut self.memories));
+            std::mem::forget(std::mem::take(&mut self.memories));
+            return std::mem::forget(std::mem::take(&mut self.held));
         }
         let of = &self.ucx.functions;
-        for (memory, _mapped) in self.memories.drain(..) {
+        let held = std::mem::take(&mut self.held).into_values();
+        for (memory, _mapped) in self.memories.drain(..).chain(held) {
             // SAFETY: it was registered once, and is mapped still.
             unsafe { (of.ucp_mem_unmap)(self.handle, memory) };
         }

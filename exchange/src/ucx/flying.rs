@@ -64,7 +64,8 @@ impl Flying {
                     result = Err("rows lie where no key is for".to_owned());
                     return;
                 };
-                let (now, later) = to.split_at_mut(to.len().min(left as usize));
+                let most = (left as usize).min(net.reach(NonNull::from(&mut *to).cast()));
+                let (now, later) = to.split_at_mut(to.len().min(most));
                 let (place, bytes) = (NonNull::from(&mut *now).cast(), now.len());
                 // SAFETY: these bytes are the target of this pull alone, and its landing stays until it ends, which is not before
                 // its reads have ended or their worker is gone.

@@ -144,9 +144,20 @@ impl Net {
         self.context.show(memory, longest)
     }
 
-    /// How many memories readers can read.
+    /// Lets reads of this process write a memory, as long as this lives; UCX would register others at each read, and keep them
+    /// registered when they are freed.
+    pub(crate) fn hold(&mut self, memory: Stretch) -> Result<(), UcxError> {
+        self.context.hold(memory)
+    }
+
+    /// How many bytes from there on one read may write.
+    pub(super) fn reach(&self, to: NonNull<u8>) -> usize {
+        self.context.held(to.as_ptr() as usize).map_or(usize::MAX, |it| it.1)
+    }
+
+    /// How many memories readers can read, and to how many reads may write.
     #[cfg(test)]
-    pub(crate) fn memories(&self) -> usize {
+    pub(crate) fn memories(&self) -> [usize; 2] {
         self.context.memories()
     }
 
@@ -267,12 +278,19 @@ impl Net {
         self.next += 1;
         let note = Box::new(Note { queue, get, free: self.context.ucx.functions.ucp_request_free });
         let note = Box::into_raw(note);
-        let param = request(
-            b::UCP_OP_ATTR_FIELD_CALLBACK | b::UCP_OP_ATTR_FIELD_USER_DATA,
+        let mut param = request(
+            b::UCP_OP_ATTR_FIELD_CALLBACK
+                | b::UCP_OP_ATTR_FIELD_USER_DATA
+                | b::UCP_OP_ATTR_FIELD_MEMORY_TYPE,
             0,
             Some(ended),
             note.cast(),
         );
+        if let Some((held, _)) = self.context.held(to.as_ptr() as usize).filter(|it| bytes <= it.1)
+        {
+            param.op_attr_mask |= b::UCP_OP_ATTR_FIELD_MEMH;
+            param.memh = held;
+        }
         let (to, from) = (to.as_ptr().cast(), read.from);
         // SAFETY: the endpoint is open and the key is of it; the caller keeps the memory.
         let status = unsafe {

@@ -117,6 +117,7 @@ pub const UCP_MEM_MAP_PARAM_FIELD_ADDRESS: u64 = 1;
 pub const UCP_MEM_MAP_PARAM_FIELD_LENGTH: u64 = 2;
 pub const UCP_MEM_MAP_PARAM_FIELD_PROT: u64 = 8;
 pub const UCP_MEM_MAP_PROT_LOCAL_READ: c_uint = 1;
+pub const UCP_MEM_MAP_PROT_LOCAL_WRITE: c_uint = 2;
 pub const UCP_MEM_MAP_PROT_REMOTE_READ: c_uint = 256;
 
 #[repr(C)]
@@ -132,6 +133,9 @@ pub struct ucp_mem_map_params_t {
 pub const UCP_OP_ATTR_FIELD_CALLBACK: u32 = 2;
 pub const UCP_OP_ATTR_FIELD_USER_DATA: u32 = 4;
 pub const UCP_OP_ATTR_FIELD_FLAGS: u32 = 16;
+pub const UCP_OP_ATTR_FIELD_MEMORY_TYPE: u32 = 64;
+pub const UCP_OP_ATTR_FIELD_MEMH: u32 = 256;
+pub const UCS_MEMORY_TYPE_HOST: c_uint = 0;
 pub const UCP_EP_CLOSE_FLAG_FORCE: u32 = 1;
 
 #[repr(C)]

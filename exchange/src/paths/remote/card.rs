@@ -13,7 +13,7 @@
 use crate::peer::RegionKey;
 
 /// Key of the region that holds the card. No rows have this key.
-pub(super) const CARD: RegionKey = RegionKey([u32::MAX, 0, UCX, u32::MAX]);
+pub(in crate::paths) const CARD: RegionKey = RegionKey([u32::MAX, 0, UCX, u32::MAX]);
 
 /// Length of a card.
 pub(super) const CARD_BYTES: usize = 8192;

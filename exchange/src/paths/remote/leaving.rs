@@ -161,6 +161,9 @@ impl Paths {
         let Some(remote) = &mut self.remote else { return };
         let required = remote.required;
         if let Some(way) = remote.ways.get_mut(&peer) {
+            // One that its link takes along has not failed.
+            let is_failure = is_odd || matches!(way.stage, Stage::Open { .. });
+            remote.failures += u64::from(is_failure && matches!(onward, Onward::Link(_)));
             way.shut(peer, why, is_odd, now);
         }
         // A deadline does not close the link: the endpoint is opened anew, and pulls that are not

@@ -30,14 +30,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use self::card::{CARD, CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
+pub(super) use self::card::CARD;
+use self::card::{CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
 use self::pulls::Reading;
 use self::way::Way;
 use super::ways::{FIRST_REST, LONGEST_REST};
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 use crate::provider::{LandingId, PullId};
-use crate::shared::{Board, Spot, Stretch};
+use crate::shared::{Board, Part, Spot, Stretch};
 use crate::tcp::{Limits, Pull, Tcp};
 use crate::ucx::{Done, GetId, Net, Transports, UcxError};
 
@@ -51,9 +52,15 @@ pub(super) struct Remote {
     pub(super) required: bool,
     transports: Transports,
     pub(super) board: Board,
+    /// It was logged that the board was full.
+    said_full: bool,
+    /// Whether rows are shown to readers: once there is one, or where there must be.
+    pub(super) shows: bool,
     /// Stretches of arenas that readers can get the keys of.
     shown: BTreeSet<(u64, u32)>,
-    /// Where one could not be shown: until when none is tried, and the rest that follows.
+    /// Stretches of arenas that reads may write.
+    held: BTreeSet<(u64, u32)>,
+    /// Where one could not be registered: until when none is tried, and the rest that follows.
     resting: Option<(Instant, Duration)>,
     longest_key: usize,
     ways: BTreeMap<PeerId, Way>,
@@ -74,6 +81,8 @@ pub(super) struct Remote {
     limits: Limits,
     /// Tells what was asked on a way from what was asked on an earlier one to the same peer.
     rounds: u64,
+    /// Ways that failed: they were open, or should have been.
+    pub(super) failures: u64,
 }
 
 /// What a peer was asked for over its link.
@@ -104,6 +113,26 @@ impl For {
     }
 }
 
+/// What a stretch is registered for.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Use {
+    /// Others read it.
+    Show,
+    /// Reads of this process write it.
+    Hold,
+}
+
+/// Stretches of its arena that the first `bytes` bytes of a part lie in, each by the arena's number and its own.
+fn stretches(part: &Part, bytes: u64) -> impl Iterator<Item = (u64, u32)> + use<> {
+    let number = part.arena().number;
+    let (first, end) = (part.at() / STRETCH_BYTES, (part.at() + bytes).div_ceil(STRETCH_BYTES));
+    (first..end.max(first + 1)).filter_map(move |it| Some((number, u32::try_from(it).ok()?)))
+}
+
+fn stretch(part: &Part, (_, index): (u64, u32)) -> Option<Stretch> {
+    Stretch::of_arena(part.arena(), u64::from(index) * STRETCH_BYTES, STRETCH_BYTES as usize)
+}
+
 impl Remote {
     /// Opens UCX, registers a board, and publishes its card over `tcp`.
     pub(super) fn open(
@@ -113,6 +142,12 @@ impl Remote {
         limits: Limits,
     ) -> Result<Self, UcxError> {
         let failed = |what, why: String| UcxError::Call { what, why };
+        if transports != Transports::Rdma {
+            tracing::warn!(
+                "CADRE_UCX_OVER: UCX emulates reads with the owner's processor ({}), which is for tests",
+                transports.names()
+            );
+        }
         let mut net = Net::open(transports)?;
         let board = Board::new().map_err(|it| failed("show a board", it.to_string()))?;
         let stretch = board.stretch();
@@ -130,7 +165,10 @@ impl Remote {
             required,
             transports,
             board,
+            said_full: false,
+            shows: required,
             shown: BTreeSet::new(),
+            held: BTreeSet::new(),
             resting: None,
             longest_key: LONGEST_KEY,
             ways: BTreeMap::new(),
@@ -143,43 +181,54 @@ impl Remote {
             waiting: Vec::new(),
             limits,
             rounds: 0,
+            failures: 0,
         })
     }
 
     /// Puts a publication on the board, if readers can have the keys of its memory. Another one of the key was withdrawn.
     pub(super) fn publish(&mut self, tcp: &mut Tcp, key: RegionKey, number: u64, memory: &Buffer) {
-        let Some(part) = memory.part() else { return };
-        let (arena, bytes) = (part.arena(), memory.len_bytes() as u64);
-        let (first, end) = (part.at() / STRETCH_BYTES, (part.at() + bytes).div_ceil(STRETCH_BYTES));
-        for index in first..end.max(first + 1) {
-            let Some(place) = u32::try_from(index).ok().map(|it| (arena.number, it)) else {
-                return;
-            };
+        let Some(part) = memory.part().filter(|_| self.shows) else { return };
+        for place in stretches(part, memory.len_bytes() as u64) {
             if self.shown.contains(&place) {
                 continue;
             }
-            let at = index * STRETCH_BYTES;
-            let Some(stretch) = Stretch::of_arena(arena, at, STRETCH_BYTES as usize) else {
-                return;
-            };
-            if !self.show_unless_it_rests(tcp, place, stretch) {
+            let Some(stretch) = stretch(part, place) else { return };
+            if !self.register(tcp, place, stretch, Use::Show) {
                 return;
             }
         }
-        let spot = Spot { arena: arena.number, at: part.at(), bytes };
-        if !self.board.publish(key, number, spot) {
-            tracing::debug!("the board has no room for {key}: it goes over links");
+        let (arena, bytes) = (part.arena().number, memory.len_bytes() as u64);
+        let spot = Spot { arena, at: part.at(), bytes };
+        if !self.board.publish(key, number, spot) && !std::mem::replace(&mut self.said_full, true) {
+            tracing::warn!(
+                "the board has no room for {key}: it goes over links, and so may others"
+            );
         }
     }
 
-    /// Shows a stretch, but not soon after one could not be shown: registering costs time, and the reason, as a rule a limit of
-    /// locked memory, is the same for all. Whether it was shown.
-    fn show_unless_it_rests(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch) -> bool {
+    /// Registers the arenas that a landing lies in: whether reads may write to it. Memory that lies in none is left to UCX.
+    pub(super) fn hold(&mut self, tcp: &mut Tcp, landing: LandingId) -> bool {
+        let Ok(memory) = tcp.landed(landing) else { return false };
+        let Some(part) = memory.part() else { return true };
+        let new: Vec<_> = stretches(part, memory.len_bytes() as u64)
+            .filter(|it| !self.held.contains(it))
+            .filter_map(|it| Some((it, stretch(part, it)?)))
+            .collect();
+        new.into_iter().all(|(place, stretch)| self.register(tcp, place, stretch, Use::Hold))
+    }
+
+    /// Registers a stretch, but not soon after one could not be registered: that costs time, and the reason, as a rule a limit of
+    /// locked memory, is the same for all. Whether it was done.
+    fn register(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch, what: Use) -> bool {
         let now = tcp.now();
         if self.resting.is_some_and(|it| now < it.0) {
             return false;
         }
-        match self.show(tcp, place, stretch) {
+        let done = match what {
+            Use::Show => self.show(tcp, place, stretch),
+            Use::Hold => self.net.hold(stretch).map(|()| _ = self.held.insert(place)),
+        };
+        match done {
             Ok(()) => {
                 self.resting = None;
                 true
@@ -212,6 +261,24 @@ impl Remote {
     /// Readies the descriptors to end a wait: false where there is something to do already.
     pub(super) fn arm(&mut self) -> bool {
         self.done.is_empty() && self.net.arm()
+    }
+
+    /// Acts as if memory could not be registered.
+    #[cfg(test)]
+    pub(super) fn rest_from(&mut self, now: Instant) {
+        self.resting = Some((now + LONGEST_REST, LONGEST_REST));
+    }
+
+    /// Whether no peer was asked for its card.
+    #[cfg(test)]
+    pub(super) fn is_unused(&self) -> bool {
+        self.ways.is_empty()
+    }
+
+    /// How many memories readers can read, and to how many reads may write.
+    #[cfg(test)]
+    pub(super) fn memories(&self) -> [usize; 2] {
+        self.net.memories()
     }
 
     /// Whether nothing is asked, read or waited for.

@@ -13,6 +13,7 @@ use super::pulls::Step;
 use super::way::{Key, Stage, Way};
 use super::{Asked, For, PATIENCE, Remote};
 use crate::buffer::Buffer;
+use crate::paths::copies::Better;
 use crate::paths::{Path, Paths};
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Event, LandingId, Provider as _, PullError, PullId, PullRequest};
@@ -50,6 +51,15 @@ impl Paths {
             self.begin_again(pull);
         }
         self.ask_owner(peer, round, CARD, CARD_BYTES, None);
+    }
+
+    /// The same, unless it was asked already and a rest is not over.
+    pub(in crate::paths) fn ask_card_if_due(&mut self, peer: PeerId) {
+        let now = self.tcp.now();
+        let is_due = |it: &Remote| !it.ways.contains_key(&peer) || it.is_to_be_tried(peer, now);
+        if self.remote.as_ref().is_some_and(is_due) && self.tcp.is_opening(peer) {
+            self.ask_card(peer);
+        }
     }
 
     fn ask_owner(
@@ -172,7 +182,7 @@ impl Paths {
         let waiting = self.remote.as_mut().map(|it| std::mem::take(&mut it.waiting));
         for mut pull in waiting.unwrap_or_default() {
             self.tcp.watch_anew(&mut pull);
-            self.begin_remote(pull);
+            self.begin_remote(pull, Better::No);
         }
     }
 

@@ -19,7 +19,7 @@ use super::leaving::Onward;
 use super::way::Stage;
 use super::{For, Remote};
 use crate::paths::Paths;
-use crate::paths::copies::TURN_BYTES;
+use crate::paths::copies::{Better, TURN_BYTES};
 use crate::peer::PeerId;
 use crate::provider::PullId;
 use crate::shared::Found;
@@ -155,11 +155,21 @@ impl Remote {
 
 impl Paths {
     /// Begins a claimed pull by UCX where that is open, else over the link.
-    pub(in crate::paths) fn begin_remote(&mut self, pull: Pull) {
+    pub(in crate::paths) fn begin_remote(&mut self, pull: Pull, better: Better) {
         let peer = pull.peer();
-        let Some(remote) = &mut self.remote else { return self.tcp.send_pull(pull) };
+        let Some(remote) = &mut self.remote else {
+            self.traffic.sent_anew += u64::from(better == Better::Coming);
+            return self.tcp.send_pull(pull);
+        };
         match remote.ways.get(&peer).map(|it| &it.stage) {
-            Some(Stage::Open { .. }) => remote.add(pull),
+            Some(Stage::Open { .. }) => {
+                if remote.hold(&mut self.tcp, pull.landing()) || remote.required {
+                    remote.add(pull);
+                } else {
+                    self.traffic.sent_anew += 1;
+                    self.tcp.send_pull(pull);
+                }
+            }
             Some(Stage::Asked | Stage::Looking { .. }) if remote.required => {
                 remote.waiting.push(pull);
             }
@@ -168,7 +178,10 @@ impl Paths {
                 self.traffic.sent_anew += 1;
                 self.tcp.send_pull(pull);
             }
-            Some(Stage::Shut { .. }) | None => self.tcp.send_pull(pull),
+            Some(Stage::Shut { .. }) | None => {
+                self.traffic.sent_anew += u64::from(better == Better::Coming);
+                self.tcp.send_pull(pull);
+            }
         }
     }
 

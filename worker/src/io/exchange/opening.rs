@@ -107,5 +107,15 @@ pub fn open_paths(tcp: TcpConfig, sharing: Sharing) -> Result<Paths, Error> {
             }
         }
     }
+    if paths.has_ucx() {
+        // Else UCX registers each landing by itself, and has to notice when its memory is freed.
+        match memory::keep_landings() {
+            Ok(()) => {}
+            Err(source) if matches!(sharing, Sharing::Ucx(_)) => {
+                return Err(Error::Shared { source });
+            }
+            Err(error) => tracing::warn!(%error, "landings are registered again and again"),
+        }
+    }
     Ok(paths)
 }

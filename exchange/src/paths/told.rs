@@ -1,0 +1,49 @@
+//! What is told of paths: over what rows of a peer come, why not by a better one, and how much came by each.
+//!
+//! In: the state of ways. Out: words for reports. Nothing is changed here.
+
+use super::{Path, Paths, Traffic};
+use crate::peer::PeerId;
+
+impl Paths {
+    /// Whether rows may come by UCX.
+    pub fn has_ucx(&self) -> bool {
+        self.remote.is_some()
+    }
+
+    /// Bytes by path so far.
+    pub fn traffic(&self) -> Traffic {
+        self.traffic
+    }
+
+    /// How many ways have failed that were open, or should have been.
+    pub fn failed_ways(&self) -> u64 {
+        self.sharing.as_ref().map_or(0, |it| it.ways.failures)
+            + self.remote.as_ref().map_or(0, |it| it.failures)
+    }
+
+    /// How rows of a peer come now.
+    pub fn path(&self, peer: PeerId) -> Path {
+        if !self.tcp.is_opening(peer) {
+            return Path::Asked;
+        }
+        let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
+        let remote = self.remote.as_ref().and_then(|it| it.path(peer)).unwrap_or(Path::Tcp);
+        // The best one that is open; then one that may be.
+        [Path::Shared, Path::Ucx, Path::Asked]
+            .into_iter()
+            .find(|it| shared == *it || remote == *it)
+            .unwrap_or(Path::Tcp)
+    }
+
+    /// Why rows of a peer come by tcp; none where they take another path, or may soon.
+    pub fn why_tcp(&self, peer: PeerId) -> Option<&str> {
+        if self.path(peer) != Path::Tcp {
+            return None;
+        }
+        match &self.remote {
+            Some(remote) => remote.why_shut(peer),
+            None => Some(&self.no_ucx),
+        }
+    }
+}
