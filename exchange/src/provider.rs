@@ -82,6 +82,9 @@ pub trait Provider {
     /// [`Error::UnknownLanding`] when it was taken or discarded.
     fn take(&mut self, landing: LandingId) -> Result<Self::Memory, Error>;
 
+    /// Whether a copy to a landing that cannot be called back is under way, though its pull has ended. Never where all copies can be.
+    fn is_busy(&self, landing: LandingId) -> bool;
+
     /// Frees landed memory as soon as no pull on it is outstanding. Its pulls still end as they would.
     fn discard(&mut self, landing: LandingId);
 
@@ -111,7 +114,8 @@ pub trait Provider {
     fn waker(&self) -> Waker;
 
     /// Closes every link with `peer`, by force. Its outstanding pulls end as [`PullError::Cancelled`] with the
-    /// next poll, its landings are free at once, no [`Event::Closed`] follows. It may connect again.
+    /// next poll, no [`Event::Closed`] follows. It may connect again. A landing of its pulls is free when [`Self::is_busy`] says no:
+    /// at once, unless a device still copies there.
     fn close(&mut self, peer: PeerId);
 }
 

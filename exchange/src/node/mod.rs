@@ -138,11 +138,6 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Whether something is still copied to a landing: for a pull that has ended, where the device cannot be called back.
-    pub fn is_busy(&self, landing: LandingId) -> bool {
-        self.landings.is_busy(landing)
-    }
-
     /// The memory of a landing while pulls write to it: for work that is enqueued behind their copies ([`Event::Begun`]), and for
     /// bytes that no pull writes. None if it was taken or discarded.
     pub fn landing(&mut self, landing: LandingId) -> Option<&mut D::Memory> {
@@ -212,6 +207,10 @@ impl<D: Device> Provider for Node<D> {
 
     fn take(&mut self, landing: LandingId) -> Result<D::Memory, Error> {
         self.landings.take(landing)
+    }
+
+    fn is_busy(&self, landing: LandingId) -> bool {
+        self.landings.is_busy(landing)
     }
 
     fn discard(&mut self, landing: LandingId) {

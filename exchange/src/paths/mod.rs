@@ -312,6 +312,11 @@ impl Provider for Paths {
         self.tcp.take(landing)
     }
 
+    /// What cannot be called back has ended before its pull does.
+    fn is_busy(&self, _landing: LandingId) -> bool {
+        false
+    }
+
     fn discard(&mut self, landing: LandingId) {
         self.tcp.discard(landing);
     }

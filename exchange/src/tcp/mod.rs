@@ -281,6 +281,10 @@ impl Provider for Tcp {
         self.ledger.take(landing)
     }
 
+    fn is_busy(&self, _landing: LandingId) -> bool {
+        false
+    }
+
     fn discard(&mut self, landing: LandingId) {
         self.ledger.discard(landing);
     }

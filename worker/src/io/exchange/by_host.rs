@@ -112,8 +112,8 @@ impl<P: OnHost> Exchange for P {
         Ok(())
     }
 
-    fn is_busy(&self, _landing: LandingId) -> bool {
-        false
+    fn is_busy(&self, landing: LandingId) -> bool {
+        Provider::is_busy(self, landing)
     }
 
     fn take(&mut self, landing: LandingId) -> Result<Buffer, Error> {
