@@ -112,6 +112,7 @@ pub struct Settings {
 }
 
 /// Workers that know two words alone have the earlier one for [`Encryption::Required`]; later ones know both.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn encryption<S: Serializer>(it: &Encryption, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match it {
         Encryption::Required => "Tls",

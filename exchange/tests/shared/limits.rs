@@ -21,7 +21,9 @@ fn a_child_whose_files_must_be_short() {
     setrlimit(Resource::Fsize, Rlimit { current: most, maximum: most }).expect("lower");
     let refused = Pool::shared(16 << 20).expect_err("an arena is a file");
     say(&refused.to_string());
-    let node = Node::on(config(READER), Clock::system(), Sharing::Auto);
+    let mut node = Node::on(config(READER), Clock::system(), Sharing::Auto);
+    let mut owner = Node::on(config(OWNER), Clock::system(), Sharing::Off);
+    connect(&mut node, &mut owner);
     say(&format!("{:?}", node.tcp.path(OWNER)));
 }
 

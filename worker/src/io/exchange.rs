@@ -34,6 +34,7 @@ pub trait Exchange {
     fn path(&self, peer: PeerId) -> Option<&'static str>;
 
     /// Why they come by tcp; empty where they do not, or where they have no other path.
+    #[expect(clippy::unnecessary_literal_bound, reason = "others say what they keep")]
     fn why_tcp(&self, _peer: PeerId) -> &str {
         ""
     }

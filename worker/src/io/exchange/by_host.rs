@@ -18,6 +18,7 @@ pub trait OnHost: Provider<Memory = Buffer> {
     fn path_of(&self, peer: PeerId) -> Option<&'static str>;
 
     /// As [`Exchange::why_tcp`].
+    #[expect(clippy::unnecessary_literal_bound, reason = "others say what they keep")]
     fn why_tcp_of(&self, _peer: PeerId) -> &str {
         ""
     }
