@@ -78,7 +78,7 @@ pub(crate) struct World {
     pub(crate) hostile_is_over: bool,
     truth: Truth,
     plans: Plans,
-    faults: Faults,
+    pub(crate) faults: Faults,
     /// Trainers in the all-reduce, by step.
     reducing: BTreeMap<u64, Vec<Life>>,
     /// And when they were told.
@@ -285,7 +285,7 @@ impl World {
             if !matches!(report.message, Some(ServerReport(_) | Probed(_))) {
                 self.progress = self.progress.max(now);
             }
-            self.reported(life, report);
+            self.reported(life, report)?;
         }
         if let Some(after) = turned.after {
             if id.role == Role::Server && !self.controller.over {
