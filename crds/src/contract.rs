@@ -127,6 +127,9 @@ pub const CADRE_TRACE: &str = "CADRE_TRACE";
 /// Process id of the supervisor; a worker whose parent is another has lost it.
 pub const CADRE_PARENT_PID: &str = "CADRE_PARENT_PID";
 
+/// Exit code of a worker that was asked to end by SIGTERM and had nothing to hand over.
+pub const ASKED_TO_END: u8 = 143;
+
 /// Variables that the controller sets and a pod template therefore must not.
 pub const RESERVED: &[&str] = &[
     GROUP_RANK,
