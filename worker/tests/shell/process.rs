@@ -317,6 +317,8 @@ fn told(job: &Job) -> Settings {
         failovers: 0,
         resume: None,
         headers: None,
+        profile: None,
+        tolerance: None,
         faults: job.moments.iter().copied().collect(),
     }
 }
