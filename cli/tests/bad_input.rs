@@ -235,3 +235,34 @@ fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
         "{stderr}"
     );
 }
+
+/// A controller of an earlier build would leave out what it does not know.
+#[test]
+fn a_trainer_of_a_job_names_the_variable_that_it_misses() {
+    let folder = place();
+    let trainer = |variables: &[(&str, &str)]| {
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args([
+                "train",
+                "--data=data",
+                "--steps=5",
+                "--tokens=128",
+                "--cap=128",
+                "--model=tiny",
+            ])
+            .current_dir(folder.path())
+            .envs([("CADRE_CONTROL", "/nowhere"), ("CADRE_ROLE", "trainer"), ("CADRE_INDEX", "0")])
+            .envs([("CADRE_ATTEMPT", "1")])
+            .envs(variables.iter().copied())
+            .output()
+            .expect("the program was built for this test");
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    let said = trainer(&[]);
+    assert!(said.contains("CADRE_MEMORY_MIB is not set"), "{said}");
+    let said = trainer(&[("CADRE_MEMORY_MIB", "64")]);
+    assert!(said.contains("CADRE_RESUME is not set"), "{said}");
+    let said = trainer(&[("CADRE_MEMORY_MIB", "much"), ("CADRE_RESUME", "none")]);
+    assert!(said.contains("CADRE_MEMORY_MIB is \"much\", which is no"), "{said}");
+}

@@ -17,6 +17,8 @@ pub mod settings;
 pub mod tls;
 pub mod version;
 
+/// How uneven plans may be: of [`Settings`].
+pub use cadre_planner::Tolerance;
 pub use endpoint::{Credentials, Endpoint};
 pub use gate::{Caller, Gate};
 pub use secret::job_secret;

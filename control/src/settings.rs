@@ -6,15 +6,15 @@
 //!
 //! Invariant: no field has a silent default. A field that a later control version adds is listed in `ADDED`
 //! with the value that means what the version before did: towards a worker of the version before it is left out
-//! if it has that value, and else the worker is refused by the field's name. Every other field that is missing or
-//! unknown is refused by its name too.
+//! if it has that value, and else the worker is refused by the field's name. Where that worker has the same from its
+//! environment, it is left out. Every other field that is missing or unknown is refused by its name too.
 
 use std::path::PathBuf;
 
 use cadre_crds::{Encryption, OnPoolLoss, Wire};
-use cadre_planner::Direction;
+use cadre_planner::{Direction, Tolerance};
 use serde::{Deserialize, Serialize, Serializer};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use crate::CONTROL_VERSION;
 use crate::proto;
@@ -107,6 +107,12 @@ pub struct Settings {
     /// Header log to replay.
     #[serde(deserialize_with = "Option::deserialize")]
     pub headers: Option<PathBuf>,
+    /// Calibration that plans are made with; none: nominal costs, or what the environment of a pod that no job describes says.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub profile: Option<String>,
+    /// How uneven plans may be; none: as usual, or what the environment of a pod that no job describes says.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub tolerance: Option<Tolerance>,
     /// Moments at which the conductor sends `PhaseReached` and waits for `FaultsFired`.
     pub faults: Vec<Moment>,
 }
@@ -127,15 +133,14 @@ struct Added {
     since: u32,
     /// Name of the field in the JSON.
     field: &'static str,
-    /// The value that means what the version before did.
-    before: fn() -> Value,
+    /// The value that means what the version before did; none: workers of that version have theirs from their environment.
+    before: Option<fn() -> Value>,
 }
 
-/// Fields that control version 1 did not have.
+/// Fields that control version 2 did not have.
 const ADDED: &[Added] = &[
-    Added { since: 2, field: "encryption", before: || json!(Encryption::Off) },
-    // Workers of version 1 never notice a trainer that stands still.
-    Added { since: 2, field: "stalled_after_seconds", before: || json!(u32::MAX) },
+    Added { since: 3, field: "profile", before: None },
+    Added { since: 3, field: "tolerance", before: None },
 ];
 
 impl Settings {
@@ -167,8 +172,9 @@ impl Settings {
 /// Takes away what a worker of `version` does not know.
 fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Result<(), Error> {
     for it in added.iter().filter(|it| it.since > version) {
-        let before = (it.before)();
-        if let Some(value) = fields.remove(it.field).filter(|value| *value != before) {
+        let value = fields.remove(it.field);
+        let Some(before) = it.before.map(|it| it()) else { continue };
+        if let Some(value) = value.filter(|value| *value != before) {
             let (field, value, before) = (it.field, value.to_string(), before.to_string());
             return Err(Error::Unknown { field, value, before, worker: version });
         }
@@ -179,7 +185,7 @@ fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Resu
 /// Adds what a controller of `version` could not say. What it did say stays.
 fn raise(fields: &mut Map<String, Value>, version: u32, added: &[Added]) {
     for it in added.iter().filter(|it| it.since > version) {
-        fields.entry(it.field).or_insert_with(it.before);
+        fields.entry(it.field).or_insert_with(|| it.before.map_or(Value::Null, |it| it()));
     }
 }
 
@@ -213,7 +219,7 @@ pub enum Error {
 
 #[cfg(test)]
 mod tests {
-    use cadre_crds::FailurePolicy;
+    use serde_json::json;
 
     use super::*;
 
@@ -236,6 +242,8 @@ mod tests {
             failovers: 5,
             resume: None,
             headers: Some("log".into()),
+            profile: Some("h200-hopper".into()),
+            tolerance: Some("1.05".parse().unwrap()),
             faults: vec![Moment { step: 3, direction: Direction::Backward }],
         }
     }
@@ -288,7 +296,7 @@ mod tests {
         check("{", "EOF");
     }
 
-    const LATER: &[Added] = &[Added { since: 2, field: "memory", before: || json!(4) }];
+    const LATER: &[Added] = &[Added { since: 2, field: "memory", before: Some(|| json!(4)) }];
 
     #[test]
     fn a_field_of_the_next_version_is_left_out_only_where_it_changes_nothing() {
@@ -307,24 +315,21 @@ mod tests {
     }
 
     #[test]
-    fn workers_that_cannot_do_what_is_asked_for_are_refused_by_its_name() {
-        let refusal = settings().to_text(1).unwrap_err().to_string();
-        assert!(refusal.contains("encryption: \"Tls\""), "{refusal}");
-        let plain = Settings { encryption: Encryption::Off, ..settings() };
-        // They would never notice; the value of a job that says nothing means something else, too.
-        for seconds in [60, FailurePolicy::default().stalled_after_seconds] {
-            let job = Settings { stalled_after_seconds: seconds, ..plain.clone() };
-            let refusal = job.to_text(1).unwrap_err().to_string();
-            let expected = format!(
-                "the job says stalled_after_seconds: {seconds}; workers of control version 1 do not know that field and act as if it \
-                 were 4294967295: start workers of control version 2"
-            );
-            assert_eq!(refusal, expected);
+    fn workers_of_the_version_before_have_profile_and_tolerance_from_their_environment() {
+        let text = settings().to_text(CONTROL_VERSION - 1).unwrap();
+        assert!(!text.contains("profile") && !text.contains("tolerance"), "{text}");
+        let read = Settings::parse(&text, CONTROL_VERSION - 1).unwrap();
+        assert_eq!(read, Settings { profile: None, tolerance: None, ..settings() });
+    }
+
+    #[test]
+    fn a_tolerance_that_is_no_ratio_is_refused() {
+        for wrong in [json!(0.5), json!(2.5), json!("1.05")] {
+            let mut fields = fields();
+            fields.insert("tolerance".into(), wrong);
+            let text = Value::Object(fields).to_string();
+            assert!(Settings::parse(&text, CONTROL_VERSION).is_err(), "{text}");
         }
-        let never = Settings { stalled_after_seconds: u32::MAX, ..plain };
-        let text = never.to_text(1).unwrap();
-        assert!(!text.contains("encryption") && !text.contains("stalled"), "{text}");
-        assert_eq!(Settings::parse(&text, 1).unwrap(), never);
     }
 
     #[test]

@@ -9,7 +9,7 @@
 use crate::proto::Hello;
 
 /// Version of the messages of this crate.
-pub const CONTROL_VERSION: u32 = 2;
+pub const CONTROL_VERSION: u32 = 3;
 
 /// Version of planner, exchange, protocol and numerics together: raised when any of them changes
 /// what workers send each other or what they compute.

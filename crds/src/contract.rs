@@ -102,13 +102,15 @@ pub const CADRE_ROLE: &str = "CADRE_ROLE";
 pub const CADRE_INDEX: &str = "CADRE_INDEX";
 /// How often the worker with this role and index has been started, from 0.
 pub const CADRE_INCARNATION: &str = "CADRE_INCARNATION";
-/// Memory of a trainer for rows of others, in MiB; not set: [`TRAINER_MEMORY_MIB`].
+/// Memory of a trainer for rows of others, in MiB. Needed before the settings come: where [`CADRE_ATTEMPT`] is set, it has to be
+/// set, too; in a pod that no job describes [`TRAINER_MEMORY_MIB`] if it is not set.
 pub const CADRE_MEMORY_MIB: &str = "CADRE_MEMORY_MIB";
 /// See [`CADRE_MEMORY_MIB`].
 pub const TRAINER_MEMORY_MIB: u32 = 4096;
-/// Calibration that plans are made with: a file, or a name that ships with Cadre; not set: nominal costs.
+/// Calibration that plans are made with: a file, or a name that ships with Cadre; not set: nominal costs. Read by workers of control
+/// version 2, and in pods that no job describes; else the settings say it.
 pub const CADRE_PROFILE: &str = "CADRE_PROFILE";
-/// How uneven plans may be, the last finish over the mean, 1 to 2; not set: 1.002.
+/// How uneven plans may be, the last finish over the mean, 1 to 2; not set: 1.002. Read as [`CADRE_PROFILE`].
 pub const CADRE_TOLERANCE: &str = "CADRE_TOLERANCE";
 /// Number of the job's attempt, from 1.
 pub const CADRE_ATTEMPT: &str = "CADRE_ATTEMPT";
@@ -120,12 +122,18 @@ pub const CADRE_POOL: &str = "CADRE_POOL";
 pub const CADRE_OUT: &str = "CADRE_OUT";
 /// Directory for checkpoints.
 pub const CADRE_CHECKPOINTS: &str = "CADRE_CHECKPOINTS";
-/// Checkpoint of another job that this one begins with, or a directory of them; not set: it begins at step 0.
+/// Checkpoint of another job that this one begins with, or a directory of them; [`RESUME_NONE`]: it begins at step 0. Needed before
+/// the settings come: where [`CADRE_ATTEMPT`] is set, it has to be set, too.
 pub const CADRE_RESUME: &str = "CADRE_RESUME";
+/// See [`CADRE_RESUME`].
+pub const RESUME_NONE: &str = "none";
 /// Directory that trace events go to; not set: no trace.
 pub const CADRE_TRACE: &str = "CADRE_TRACE";
 /// Process id of the supervisor; a worker whose parent is another has lost it.
 pub const CADRE_PARENT_PID: &str = "CADRE_PARENT_PID";
+
+/// Exit code of a worker that was asked to end by SIGTERM and had nothing to hand over.
+pub const ASKED_TO_END: u8 = 143;
 
 /// Variables that the controller sets and a pod template therefore must not.
 pub const RESERVED: &[&str] = &[

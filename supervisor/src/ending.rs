@@ -20,6 +20,8 @@ use std::time::Duration;
 
 use cadre_control::proto::{Drain, Finished, Stop};
 use cadre_crds::FailureAction;
+use cadre_crds::contract::ASKED_TO_END;
+use rustix::process::Signal;
 
 use super::action::{Action, Overdue, Worker};
 use super::event::{Level, Outcome, Role, RunError, RunEvent, WorkerName};
@@ -88,6 +90,11 @@ impl fmt::Display for Exit {
 }
 
 impl Exit {
+    /// Whether SIGTERM ended a server that had not joined yet: one that has says so, and leaves.
+    pub(crate) fn was_asked(&self) -> bool {
+        self.code == Some(ASKED_TO_END.into()) || self.signal == Some(Signal::TERM.as_raw())
+    }
+
     /// One line about the end: the worker's own report, else the last error line of its log, else
     /// how its process ended.
     pub(crate) fn last_words(&self, name: WorkerName, account: Option<&Finished>) -> String {

@@ -15,6 +15,7 @@ use cadre_control::proto::{self, Welcome};
 use cadre_control::server::{self, Event, Link, LinkId};
 use cadre_control::{CONTROL_VERSION, DATA_VERSION, Settings, job_secret};
 use cadre_crds::{Encryption, Wire};
+use cadre_planner::Tolerance;
 use rustix::process::Signal;
 
 use super::action::{Action, Input};
@@ -81,7 +82,7 @@ pub fn run(
         secret: job_secret()
             .map_err(|source| bad_input(format!("no randomness for the job's secret: {source}")))?
             .to_vec(),
-        settings: settings(&config, checkpoints),
+        settings: settings(&config, checkpoints)?,
         state: State::new(config),
         started: Instant::now(),
         stood: Duration::ZERO,
@@ -324,9 +325,10 @@ fn bad_input(message: String) -> RunError {
 }
 
 /// The settings of every worker, but for what an attempt changes.
-fn settings(config: &RunConfig, checkpoints: PathBuf) -> Settings {
+fn settings(config: &RunConfig, checkpoints: PathBuf) -> Result<Settings, RunError> {
     let attention = &config.job.spec.attention;
-    Settings {
+    let tolerance = attention.tolerance.as_deref().map_or(Ok(Tolerance::USUAL), str::parse);
+    Ok(Settings {
         job: config.job.metadata.name.clone().unwrap_or_default(),
         attempt: 1,
         trainers: config.trainers(),
@@ -345,8 +347,12 @@ fn settings(config: &RunConfig, checkpoints: PathBuf) -> Settings {
         failovers: 0,
         resume: None,
         headers: config.headers.clone(),
+        profile: attention.profile.clone(),
+        tolerance: Some(
+            tolerance.map_err(|it| bad_input(format!("spec.attention.tolerance: {it}")))?,
+        ),
         faults: Vec::new(),
-    }
+    })
 }
 
 /// The newest `step-N` of a folder; N steps are done in it.

@@ -97,6 +97,7 @@ impl Processes {
                 contract::CADRE_MEMORY_MIB,
                 config.job.spec.attention.in_place_memory_mebibytes.to_string(),
             ),
+            (contract::CADRE_RESUME, contract::RESUME_NONE.into()),
             (contract::CADRE_PARENT_PID, std::process::id().to_string()),
             (contract::MASTER_ADDR, host.clone()),
             (contract::MASTER_PORT, port.clone()),
@@ -107,6 +108,7 @@ impl Processes {
             (contract::WORLD_SIZE, config.trainers().to_string()),
             (contract::LOCAL_WORLD_SIZE, config.job.spec.procs_per_node.to_string()),
         ];
+        // For workers of control version 2; later ones have both from their settings.
         if let Some(profile) = &config.job.spec.attention.profile {
             shared.push((contract::CADRE_PROFILE, profile.clone()));
         }

@@ -288,7 +288,7 @@ impl State {
             return;
         }
         let crashes = self.crashes.entry(name.index).or_default();
-        let left = worker.leaves && exit.code == Some(0);
+        let left = worker.leaves && exit.code == Some(0) || exit.was_asked();
         if worker.hit.is_none() && !left {
             crashes.push_back(now);
         }

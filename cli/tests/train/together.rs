@@ -3,7 +3,8 @@
 //!
 //! Every case of them is in the soak (`make soak PARTS=together`); a test run takes one that the commit's tree draws.
 
-use std::process::Child;
+use std::os::unix::net::UnixListener;
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
@@ -180,6 +181,31 @@ fn servers_that_get_sigterm_leave_without_a_failover_and_are_replaced() {
         let next = |it: &serde_json::Value| it["server"] == name && it["incarnation"] == 1;
         assert!(used.iter().any(next), "{name} was not replaced: {}", run.logs());
     }
+}
+
+#[test]
+fn a_server_that_gets_sigterm_before_it_has_joined_ends_at_once() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let control = folder.path().join("control");
+    // Nobody answers there.
+    let _listener = UnixListener::bind(&control).expect("a free path");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
+    command.arg("serve").env("CADRE_CONTROL", &control);
+    command.env("CADRE_ROLE", "server").env("CADRE_INDEX", "0");
+    let mut server = Running(command.stderr(Stdio::null()).spawn().expect("the binary starts"));
+    let pid = server.0.id();
+    let hears = || {
+        let status = fs::read_to_string(format!("/proc/{pid}/status")).expect("it runs");
+        let caught = status.lines().find_map(|it| it.strip_prefix("SigCgt:")).expect("a line");
+        let caught = u64::from_str_radix(caught.trim(), 16).expect("hex digits");
+        caught >> (Signal::TERM.as_raw() - 1) & 1 == 1
+    };
+    while !hears() {
+        assert!(server.0.try_wait().expect("a child can be waited for").is_none());
+        std::thread::park_timeout(Duration::from_millis(1));
+    }
+    kill_process(Pid::from_child(&server.0), Signal::TERM).expect("it runs");
+    assert_eq!(server.0.wait().expect("a child can be waited for").code(), Some(143));
 }
 
 #[test]

@@ -220,6 +220,8 @@ impl Job {
             failovers: 0,
             resume: None,
             headers: None,
+            profile: None,
+            tolerance: None,
             faults: Vec::new(),
         }
     }

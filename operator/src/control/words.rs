@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cadre_control::{AttentionPlace, Settings, proto};
+use cadre_control::{AttentionPlace, Settings, Tolerance, proto};
 use cadre_crds::contract::ANNOTATION_ENCRYPTION;
 use cadre_crds::{
     Attention, AttentionPool, Checkpoint, Encryption, FailurePolicy, Health, TrainingJob, Wire,
@@ -148,8 +148,16 @@ pub(super) fn settings(
         failovers,
         resume: Some(resume).filter(|it| !it.is_empty()).map(Into::into),
         headers: None,
+        profile: attention.profile,
+        // The environment of a pod that no job describes says its own.
+        tolerance: job.map(|_| tolerance(attention.tolerance.as_deref())),
         faults: Vec::new(),
     }
+}
+
+/// What a job says; one that says no ratio is never started.
+fn tolerance(said: Option<&str>) -> Tolerance {
+    said.and_then(|it| it.parse().ok()).unwrap_or(Tolerance::USUAL)
 }
 
 /// Why a trainer may not join: its pod's annotation about encryption differs from those of earlier

@@ -4,7 +4,9 @@ use cadre_control::proto::{self, Hello, worker_message::Message};
 use cadre_control::server::LinkId;
 
 use super::super::action::Input;
-use super::script::{Run, config, link};
+use super::super::ending::Exit;
+use super::super::event::WorkerName;
+use super::script::{Run, config, link, name};
 
 #[test]
 fn a_second_process_of_a_rank_is_refused_and_ends_the_job_by_name() {
@@ -72,6 +74,30 @@ fn a_server_that_was_asked_to_end_leaves_the_view_drains_and_is_replaced_when_it
     );
     // A trainer does not leave alone.
     assert_eq!(run.say("t1", leaving()), "");
+}
+
+#[test]
+fn a_server_that_was_asked_to_end_before_it_joined_has_left_and_others_crashed() {
+    let ends = |exits: &[(Option<i32>, Option<i32>)]| {
+        let (mut run, _) = Run::begin(config(1, false, &[]));
+        let mut said = Vec::new();
+        for (incarnation, (code, signal)) in (0..).zip(exits) {
+            let name = WorkerName { incarnation, ..name("s0") };
+            let exit = Exit { code: *code, signal: *signal, log: Vec::new() };
+            said.push(run.input(Input::Exited { worker: name, exit }));
+        }
+        said
+    };
+    // Its own exit code, and that of a process that does not hear the signal yet; ever so often.
+    let left = ends(&[(Some(143), None), (None, Some(15))].repeat(3));
+    for (number, said) in (1..).zip(&left) {
+        assert!(said.contains("has left; starting a replacement"), "{said}");
+        assert!(said.contains(&format!("spawn s0.{number}")), "{said}");
+    }
+    for exit in [(Some(0), None), (Some(1), None), (None, Some(9))] {
+        let crashed = ends(&[exit; 3]);
+        assert!(crashed[2].contains("it died 3 times within"), "{crashed:?}");
+    }
 }
 
 #[test]

@@ -36,9 +36,9 @@ pub struct Contract {
     pub local_rank: u16,
     /// Memory of a trainer for rows of others, in MiB.
     pub memory_mib: u32,
-    /// Calibration that plans are made with, if any.
+    /// Calibration that plans are made with, where the settings say none.
     pub profile: Option<String>,
-    /// How uneven plans may be.
+    /// How uneven plans may be, where the settings do not say it.
     pub tolerance: Tolerance,
     /// Folder of checkpoints; empty if the controller names it.
     pub checkpoints: PathBuf,
@@ -74,12 +74,21 @@ impl Contract {
             _ => number(contract::CADRE_INDEX)?,
         };
         let incarnation = optional(contract::CADRE_INCARNATION)?.unwrap_or(0);
+        let attempt = optional(contract::CADRE_ATTEMPT)?;
+        // What a trainer needs before its settings come. A pod that no job describes may leave both out.
+        let described = attempt.is_some() && role == Role::Trainer;
+        let needed = |name| match std::env::var_os(name) {
+            None if described => Err(Error::Missing { variable: name }),
+            value => Ok(value),
+        };
+        needed(contract::CADRE_MEMORY_MIB)?;
+        let resume = needed(contract::CADRE_RESUME)?.filter(|it| it != contract::RESUME_NONE);
         Ok(Self {
             control,
             me: PeerId { role, index, incarnation },
             trace: file(contract::CADRE_TRACE),
             host: optional(contract::CADRE_HOST)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
-            attempt: optional(contract::CADRE_ATTEMPT)?.unwrap_or(1),
+            attempt: attempt.unwrap_or(1),
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
             local_rank: optional(contract::LOCAL_RANK)?.unwrap_or(0),
             memory_mib: optional(contract::CADRE_MEMORY_MIB)?
@@ -93,7 +102,7 @@ impl Contract {
                 }
                 folder => folder.unwrap_or_default(),
             },
-            resume: file(contract::CADRE_RESUME),
+            resume: resume.map(PathBuf::from),
         })
     }
 

@@ -11,7 +11,8 @@
 //! ```
 //!
 //! SIGTERM is a drain: the controller takes the server out of the view, and the server goes when nothing
-//! is left here. While the controller is away it serves until it is killed, as after any failure.
+//! is left here; one that has not joined yet ends at once. While the controller is away it serves until
+//! it is killed, as after any failure.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -19,6 +20,7 @@ use std::time::Duration;
 use anyhow::Context as _;
 use cadre_control::proto;
 use cadre_crds::Wire;
+use cadre_crds::contract::ASKED_TO_END;
 use cadre_exchange::PeerId;
 use cadre_kernels::{Choice, Engine, Threads};
 use cadre_protocol::ServerId;
@@ -68,7 +70,8 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
         contract => contract?,
     };
     let termination = Termination::default();
-    termination.listen(0)?;
+    // In a pod nothing went wrong; `cadre run` has to tell it from a command that ends by itself.
+    termination.listen(if contract.is_pod() { 0 } else { ASKED_TO_END.into() })?;
     loop {
         // Before the controller hears of this server: bits depend on the engine.
         let which = contract.gpu(args.gpu, args.exchange);

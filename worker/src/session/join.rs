@@ -202,11 +202,13 @@ impl Session {
             Tasks::new(Host::InPlace(me), join.memory, protocol, (&shared.provider, shared.now()));
         let conducting = if rank == 0 {
             // A log of headers has its costs.
-            let profile = contract.profile.as_deref().filter(|_| settings.headers.is_none());
+            let profile = settings.profile.as_deref().or(contract.profile.as_deref());
+            let profile = profile.filter(|_| settings.headers.is_none());
             let kinds = join.layers.kinds().iter().zip(&processors);
             let costs = kinds.map(|(it, here)| profile::costs_here(profile, it.heads.dim, here));
             let costs = costs.collect::<Result<Vec<_>, _>>()?;
-            let planned = (numerics, costs, contract.tolerance);
+            let tolerance = settings.tolerance.unwrap_or(contract.tolerance);
+            let planned = (numerics, costs, tolerance);
             Some(conducting(&join, &settings, planned, first, shared.now())?)
         } else {
             None

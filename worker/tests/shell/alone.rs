@@ -1,6 +1,8 @@
 //! What random faults hardly hit: servers that are asked to end in the middle of a step, a trainer that is asked to end when nobody is
 //! there any more who could end the job, a path on which messages pass and what is pulled does not, and one that is gone for good.
 
+use std::collections::BTreeSet;
+
 use cadre_exchange::Role;
 use cadre_protocol::Rules;
 
@@ -15,7 +17,7 @@ const SECOND: u64 = 1_000_000_000;
 fn three_servers(seed: u64, faults: impl Fn(&mut Random) -> Vec<Fault>) -> Outcome {
     let mut random = Random::new(seed);
     let job = Job::new(seed, &mut random, Rules::all()).waiting(&mut random);
-    let job = Job { servers: 3, ..job };
+    let job = Job { servers: 3, moments: BTreeSet::new(), ..job };
     let mut when = || random.within(SECOND / 2, 6 * SECOND);
     let moments: Vec<_> = (0..8).map(|_| when()).collect();
     let list: Vec<_> = moments.into_iter().zip(faults(&mut random)).collect();
@@ -55,7 +57,7 @@ fn a_trainer_whose_conductor_died_ends_soon_when_it_is_asked_to() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
         let job = Job::new(seed, &mut random, Rules::all());
-        let job = Job { trainers: 2, steps: 4, ..job };
+        let job = Job { trainers: 2, steps: 4, moments: BTreeSet::new(), ..job };
         let died = random.within(SECOND / 100, SECOND / 2);
         let kill = Fault::Kill { who: vec![(Role::Trainer, 0)], silently: false };
         let asked = died + random.within(0, SECOND);
@@ -67,6 +69,11 @@ fn a_trainer_whose_conductor_died_ends_soon_when_it_is_asked_to() {
     assert!(ended > 10, "in {ended} of 20 jobs the conductor dies before the end");
 }
 
+/// A job of three trainers in which headers, and what they are made of, are published and pulled.
+fn long_words(job: Job) -> Job {
+    Job { trainers: 3, steps: 4, riding: 50, ..job }
+}
+
 /// As where long packets are lost: all processes hear each other, and a header, or the lengths for it, never come.
 #[test]
 fn a_word_that_cannot_be_pulled_ends_the_job_by_name() {
@@ -74,7 +81,7 @@ fn a_word_that_cannot_be_pulled_ends_the_job_by_name() {
     for seed in 0..20 {
         let mut random = Random::new(seed);
         let job = Job::new(seed, &mut random, Rules::all());
-        let job = Job { trainers: 3, steps: 4, riding: 50, ..job };
+        let job = long_words(job);
         let when = random.within(0, SECOND / 4);
         // The other way passes: it brings the reason why the job ends.
         let (one, other) = ((Role::Trainer, 0), (Role::Trainer, random.within(1, 2) as u16));
@@ -87,6 +94,23 @@ fn a_word_that_cannot_be_pulled_ends_the_job_by_name() {
     assert!(ended > 10, "in {ended} of 20 jobs a word is cut off before the end");
 }
 
+/// As where memory or a network is bad: nobody acts on a word that is not what its author has published.
+#[test]
+fn a_word_that_comes_damaged_ends_the_job_by_name() {
+    let mut ended = 0;
+    for seed in 0..40 {
+        let mut random = Random::new(seed);
+        let job = long_words(Job::new(seed, &mut random, Rules::all()));
+        let when = random.within(0, SECOND / 4);
+        let fault = Fault::Spoil((Role::Trainer, random.within(0, 2) as u16), random.within(0, 60));
+        let faults = Faults { list: vec![(when, fault)], over: when };
+        let outcome = World::new(job, faults, random).run();
+        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        ended += u32::from(outcome.failed);
+    }
+    assert!(ended > 20, "in {ended} of 40 jobs a word is pulled after that");
+}
+
 /// No server can be lost for it, and both reach the conductor.
 #[test]
 fn trainers_in_place_that_are_cut_off_from_each_other_end_the_job_by_their_names() {
@@ -94,7 +118,7 @@ fn trainers_in_place_that_are_cut_off_from_each_other_end_the_job_by_their_names
     for seed in 0..20 {
         let mut random = Random::new(seed);
         let job = Job::new(seed, &mut random, Rules::all());
-        let job = Job { trainers: 3, servers: 0, in_place: true, steps: 4, ..job };
+        let job = Job { trainers: 3, servers: 0, in_place: true, local: false, steps: 4, ..job };
         let when = random.within(0, SECOND / 4);
         let pair = ((Role::Trainer, 1), (Role::Trainer, 2));
         let cut = Fault::Cut(pair.0, pair.1, 1_000 * SECOND, random.chance(50));

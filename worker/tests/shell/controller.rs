@@ -4,15 +4,17 @@
 //!
 //! It is away sometimes; then everything waits.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message::Message, worker_message};
 use cadre_exchange::{PeerId, Role};
+use cadre_step::phases::Direction;
 
 use crate::job::NUMERICS;
 use crate::net::{Chore, Happening, Life, Net};
 use crate::random::{Random, hash};
-use crate::world::World;
+use crate::world::{Checked, World};
 
 /// A place for a server.
 #[derive(Debug, Default)]
@@ -35,6 +37,8 @@ pub(crate) struct Controller {
     /// When each process hears the last thing that was said to it.
     heard: BTreeMap<Life, u64>,
     pub(crate) over: bool,
+    /// Moments that the conductor has told.
+    pub(crate) reached: BTreeSet<Moment>,
 }
 
 impl Controller {
@@ -105,6 +109,7 @@ impl World {
             Chore::Spawn(index) => self.spawn(index),
             Chore::Gone(life) => self.gone(life),
             Chore::Return(id) => self.comes_back(id),
+            Chore::Fire(moment) => self.fire(moment),
         }
     }
 
@@ -166,7 +171,7 @@ impl World {
         }
     }
 
-    pub(crate) fn reported(&mut self, life: Life, report: proto::WorkerMessage) {
+    pub(crate) fn reported(&mut self, life: Life, report: proto::WorkerMessage) -> Checked {
         match report.message {
             Some(worker_message::Message::Notice(it)) => {
                 self.pool_lost |= it.event() == proto::notice::Event::PoolLost;
@@ -187,10 +192,35 @@ impl World {
             }
             Some(worker_message::Message::Leaving(_)) => self.drain(life),
             Some(worker_message::Message::Progress(_)) => self.reports += 1,
+            Some(worker_message::Message::PhaseReached(it)) => {
+                let moment = Moment::of(it.step, it.direction()).map_err(|it| it.to_string())?;
+                if !self.job.moments.contains(&moment) || !self.controller.reached.insert(moment) {
+                    return Err(format!("the job is at {moment:?}, which nobody asked for"));
+                }
+                self.net.borrow_mut().soon(50_000_000, Happening::Control(Chore::Fire(moment)));
+            }
             // Of a trainer whose main thread stands still.
             Some(worker_message::Message::Finished(_)) => self.end_standing(),
             _ => {}
         }
+        Ok(())
+    }
+
+    /// The faults of a moment come, then the conductor is told.
+    fn fire(&mut self, moment: Moment) {
+        if self.faults.kills() {
+            let mut random = Random::new(hash(&[self.job.seed, 107, moment.step]));
+            let index = random.within(0, u64::from(self.job.servers.max(1)) - 1) as u16;
+            if let Some(life) = self.newest((Role::Server, index)) {
+                self.kill(life, random.chance(20));
+            }
+        }
+        let direction = match moment.direction {
+            Direction::Forward => proto::Direction::Forward,
+            Direction::Backward => proto::Direction::Backward,
+        };
+        let (step, direction) = (moment.step, direction.into());
+        self.tell(self.trainers[0], Message::FaultsFired(proto::FaultsFired { step, direction }));
     }
 
     /// The conductor has declared a server lost: it is ended, or left to come back one day.
@@ -263,6 +293,9 @@ impl World {
     }
 
     pub(crate) fn add(&mut self) {
+        if self.job.is_local() {
+            return;
+        }
         let index = self.controller.slots.keys().next_back().map_or(0, |it| it + 1);
         self.net.borrow_mut().at(0, Happening::Control(Chore::Spawn(index)));
     }

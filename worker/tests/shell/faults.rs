@@ -29,6 +29,8 @@ pub(crate) enum Fault {
     Add,
     /// Words that the first one publishes do not come to the second one any more; messages do.
     Dry(Who, Who),
+    /// Words that one publishes come with this byte changed, wherever they come.
+    Spoil(Who, u64),
     /// Rows take their time from now on.
     Crawl(u64),
     /// A server is asked to end.
@@ -74,6 +76,11 @@ pub(crate) struct Faults {
 }
 
 impl Faults {
+    /// Whether any process is killed.
+    pub(crate) fn kills(&self) -> bool {
+        self.list.iter().any(|it| matches!(it.1, Fault::Kill { .. }))
+    }
+
     pub(crate) fn random(random: &mut Random, job: &Job, weather: Weather) -> Self {
         let mut faults = Self::default();
         if weather == Weather::Calm {
@@ -110,6 +117,7 @@ impl Faults {
                 | Fault::Replace(_)
                 | Fault::Add
                 | Fault::Dry(..)
+                | Fault::Spoil(..)
                 | Fault::Crawl(_)
                 | Fault::Drain(_)
                 | Fault::Lend(_)

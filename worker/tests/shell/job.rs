@@ -2,8 +2,11 @@
 //!
 //! In: random numbers. Out: a [`Job`]. Rows are hashes of where they are, so that everybody makes the same without asking.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::num::NonZeroU32;
 
+use cadre_control::Moment;
+use cadre_crds::Wire;
 use cadre_planner::{Costs, Document, Heads, Layout, Mask, Tolerance};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
@@ -11,6 +14,7 @@ use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers, Sinks};
 use cadre_step::packing::Packing;
+use cadre_step::phases::Direction;
 use cadre_step::planned::{PlannedStep, needed, plans};
 use cadre_step::turns::Turns;
 
@@ -37,6 +41,11 @@ pub(crate) struct Job {
     /// Some nano-batches leave a trainer out.
     pub(crate) leaves_out: bool,
     pub(crate) kv_heads: KvHeads,
+    pub(crate) wire: Wire,
+    /// Where there is no server, each rank computes its own rows, wherever documents begin and end.
+    pub(crate) local: bool,
+    /// Where the controller is told how far the job is, because faults are to come there.
+    pub(crate) moments: BTreeSet<Moment>,
     /// Rows of a trainer in a nano-batch.
     pub(crate) tokens: u32,
     pub(crate) settings: Settings,
@@ -94,6 +103,9 @@ impl Job {
             draws_turns,
             leaves_out: Random::new(hash(&[seed, 61])).chance(30),
             kv_heads: *Random::new(hash(&[seed, 43])).pick(&[KvHeads::Apart, KvHeads::Together]),
+            wire: *Random::new(hash(&[seed, 97])).pick(&[Wire::F32, Wire::F32, Wire::Bf16]),
+            local: Random::new(hash(&[seed, 101])).chance(50),
+            moments: BTreeSet::new(),
             tokens: *random.pick(&[8, 24, 40, 150]),
             settings,
             launch: 200_000 * slow,
@@ -107,7 +119,28 @@ impl Job {
             respawn: 1_000_000_000,
             is_hostile: false,
         };
-        job.short()
+        job.short().with_moments()
+    }
+
+    /// The same, in some jobs with moments at which faults are to come.
+    fn with_moments(mut self) -> Self {
+        let mut random = Random::new(hash(&[self.seed, 103]));
+        let count = if random.chance(15) { random.within(1, 3) } else { 0 };
+        for _ in 0..count {
+            let step = random.within(0, self.steps - 1);
+            let direction = *random.pick(&[Direction::Forward, Direction::Backward]);
+            let turns = self.turns(step);
+            let goes = |it: &Turns| it.list().iter().any(|it| it.direction == direction);
+            if turns.as_ref().is_none_or(goes) {
+                self.moments.insert(Moment { step, direction });
+            }
+        }
+        self
+    }
+
+    /// Whether every rank computes its own rows.
+    pub(crate) fn is_local(&self) -> bool {
+        self.local && self.in_place && self.servers == 0
     }
 
     /// The same, most often with fewer rows: where they are cut to the smallest chunks, each a bundle of its own, and where there
@@ -136,8 +169,10 @@ impl Job {
             settings: Settings { on_pool_loss, ..self.settings },
             linear: 6_000_000_000 / phases,
             announces_late: true,
+            moments: BTreeSet::new(),
             ..self
         }
+        .with_moments()
     }
 
     /// The same with as much memory as its largest step needs and no more, several servers, and others that come at once in the
@@ -250,11 +285,11 @@ impl Job {
             trainers: self.trainers,
             layers: self.layers.clone(),
             kv_heads: self.kv_heads,
-            wire: cadre_crds::Wire::F32,
+            wire: self.wire,
             seed: self.seed,
             numerics: NUMERICS.into(),
             reproducible: true,
-            placement: Placement::Pool,
+            placement: if self.is_local() { Placement::Local } else { Placement::Pool },
             costs: vec![Costs { task_rows: 128, ..Costs::default() }; self.layers.kinds().len()],
             tolerance: Tolerance::USUAL,
             standby: match self.settings.on_pool_loss {
@@ -265,7 +300,7 @@ impl Job {
             replay: None,
             header: None,
             filled: Vec::new(),
-            memories: std::collections::BTreeMap::new(),
+            memories: BTreeMap::new(),
         }
     }
 }

@@ -304,7 +304,7 @@ fn told(job: &Job) -> Settings {
         attempt: 1,
         trainers: job.trainers,
         attention: AttentionPlace::Pool,
-        wire: cadre_crds::Wire::F32,
+        wire: job.wire,
         reproducible: true,
         encryption: cadre_crds::Encryption::Off,
         on_pool_loss: cadre_crds::OnPoolLoss::Fail,
@@ -317,6 +317,8 @@ fn told(job: &Job) -> Settings {
         failovers: 0,
         resume: None,
         headers: None,
-        faults: Vec::new(),
+        profile: None,
+        tolerance: None,
+        faults: job.moments.iter().copied().collect(),
     }
 }

@@ -3,13 +3,18 @@
 //! In: a job, a planned step. Out: rows of Q, K, V and dO at each trainer, and O, dQ, dK and dV as they have to come back. Nothing of
 //! the worker computes them: no lists, no landings, no launches, no merging.
 //!
-//! Invariant: O and dQ depend on the documents alone; dK and dV also on where the plan cuts.
+//! On a wire of bf16, Q, K, V and dO are rounded on their way there, O and dQ on their way back; LSE, Δ, dK and dV travel in f32. A
+//! trainer makes Δ of its own dO and the O that it got.
+//!
+//! Invariant: O and dQ depend on the documents alone; dK and dV also on where the plan cuts. A bundle that has all rows of a chunk
+//! has those of attention on the chunk.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroU32;
 use std::ops::Range;
 use std::rc::Rc;
 
+use cadre_crds::Wire;
 use cadre_kernels::{
     Backward, BackwardRows, Heads, Mask, Pieces, PiecesBackward, Rows, Threads, backward, delta,
     key_tiles,
@@ -35,11 +40,13 @@ struct Scores {
     chunk: u32,
 }
 
-/// Rows of all documents of a nano-batch, one behind the other.
+/// Rows of all documents of a nano-batch, one behind the other, as they travel: what attention reads and gives.
 #[derive(Debug)]
 struct Rowset {
     /// Where each document begins, and where the last one ends.
     edges: Vec<u32>,
+    /// Q, K, V and dO as the trainers have them.
+    given: [Vec<f32>; 4],
     q: Vec<f32>,
     k: Vec<f32>,
     v: Vec<f32>,
@@ -48,6 +55,9 @@ struct Rowset {
     lse: Vec<f32>,
     delta: Vec<f32>,
     dq: Vec<f32>,
+    /// As where nothing is cut.
+    dk: Vec<f32>,
+    dv: Vec<f32>,
 }
 
 impl Rowset {
@@ -142,11 +152,12 @@ impl Truth {
         if let Some(found) = self.documents.get(&of) {
             return Rc::clone(found);
         }
-        let (heads, scores, seed) = (self.heads(of.1), self.scores(of.1), self.job.seed);
+        let (scores, seed) = (self.scores(of.1), self.job.seed);
+        let (heads, wire) = (self.heads(of.1), self.job.wire);
         let layout = self.layout(of.0, of.2);
         let rows = layout.documents().iter().map(|it| it.rows);
         let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64]);
-        let made = Rc::new(rowset(heads, scores, rows, seed));
+        let made = Rc::new(rowset((heads, wire), scores, rows, seed));
         self.documents.insert(of, Rc::clone(&made));
         made
     }
@@ -161,12 +172,13 @@ impl Truth {
         let mut own = Own::default();
         for it in &self.layout(of.0, of.2).ranks()[usize::from(rank)] {
             let part = |width| documents.part(it, width);
-            own.q.extend(&documents.q[part(wide)]);
-            own.k.extend(&documents.k[part(narrow)]);
-            own.v.extend(&documents.v[part(narrow)]);
+            let [q, k, v, dout] = &documents.given;
+            own.q.extend(&q[part(wide)]);
+            own.k.extend(&k[part(narrow)]);
+            own.v.extend(&v[part(narrow)]);
             own.o.extend(&documents.o[part(wide)]);
             own.lse.extend(&documents.lse[part(heads.query)]);
-            own.dout.extend(&documents.dout[part(wide)]);
+            own.dout.extend(&dout[part(wide)]);
             own.dq.extend(&documents.dq[part(wide)]);
         }
         let own = Rc::new(own);
@@ -202,14 +214,31 @@ impl Truth {
             let Range { start: first, end } = chunks[bundle.document.0 as usize];
             let from = &*documents;
             let tasks = plan.tasks_of(index);
+            let is_whole =
+                tasks.iter().map(|it| it.rows.len()).sum::<usize>() == (end - first) as usize;
             for head in bundle.kv_heads.clone().map(usize::from) {
                 // Of rows of a tensor with so many heads the part of this KV head, which `each` of them read.
                 let part = |of: &[f32], rows: &Range<u32>, (each, dim): (usize, usize)| {
                     let (all, part) = (heads.kv * each * dim, each * dim);
                     let rows = (first + rows.start) as usize..(first + rows.end) as usize;
-                    let row = |row: usize| of[row * all + head * part..][..part].iter().copied();
-                    rows.flat_map(row).collect::<Vec<f32>>()
+                    let mut taken = Vec::with_capacity(rows.len() * part);
+                    rows.for_each(|row| {
+                        taken.extend_from_slice(&of[row * all + head * part..][..part]);
+                    });
+                    taken
                 };
+                let add = |to: &mut [f32], from: &[f32]| {
+                    let keys = (first + bundle.keys.start) as usize..;
+                    for (key, from) in keys.zip(from.chunks_exact(heads.dim)) {
+                        let to = &mut to[(key * heads.kv + head) * heads.dim..][..heads.dim];
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
+                    }
+                };
+                if is_whole {
+                    add(&mut sums.0, &part(&from.dk, &bundle.keys, (1, heads.dim)));
+                    add(&mut sums.1, &part(&from.dv, &bundle.keys, (1, heads.dim)));
+                    continue;
+                }
                 let (wide, scalars) = ((group, heads.dim), (group, 1));
                 let rows: Vec<_> = { tasks.iter() }
                     .map(|it| {
@@ -245,13 +274,6 @@ impl Truth {
                     key_tiles: 0..key_tiles(&bundle.keys),
                 };
                 backward(&mut [whole], Threads::ONE).expect("a sound bundle");
-                let add = |to: &mut [f32], from: &[f32]| {
-                    let keys = (first + bundle.keys.start) as usize..;
-                    for (key, from) in keys.zip(from.chunks_exact(heads.dim)) {
-                        let to = &mut to[(key * heads.kv + head) * heads.dim..][..heads.dim];
-                        to.iter_mut().zip(from).for_each(|(to, from)| *to += from);
-                    }
-                };
                 add(&mut sums.0, &dk);
                 add(&mut sums.1, &dv);
             }
@@ -274,34 +296,56 @@ fn numbers(seed: u64, count: usize) -> impl Iterator<Item = f32> {
 }
 
 /// Rows of documents, and attention on each of them at once, or chunk by chunk.
-fn rowset(heads: Heads, scores: Scores, rows: impl Iterator<Item = u32>, seed: u64) -> Rowset {
+fn rowset(
+    (heads, wire): (Heads, Wire),
+    scores: Scores,
+    rows: impl Iterator<Item = u32>,
+    seed: u64,
+) -> Rowset {
     let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
-    let (mut edges, [mut q, mut k, mut v, mut dout]) = (vec![0], [const { Vec::new() }; 4]);
+    let (mut edges, mut given) = (vec![0], [const { Vec::new() }; 4]);
     for (document, rows) in (0..).zip(rows) {
         edges.push(edges[document as usize] + rows);
         let widths = [wide, narrow, narrow, wide];
-        for (part, to) in [&mut q, &mut k, &mut v, &mut dout].into_iter().enumerate() {
+        for (part, to) in given.iter_mut().enumerate() {
             let seed = hash(&[seed, document, part as u64]);
             to.extend(numbers(seed, rows as usize * widths[part]));
         }
     }
+    let [q, k, v, dout] = given.clone().map(|it| travelled(it, wire));
     let (lse, delta) = (vec![0.0; q.len() / heads.dim], Vec::new());
     let (o, dq) = (vec![0.0; q.len()], vec![0.0; q.len()]);
-    let mut all = Rowset { edges, q, k, v, dout, o, lse, delta, dq };
-    attend(heads, scores, &mut all);
+    let (dk, dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
+    let mut all = Rowset { edges, given, q, k, v, dout, o, lse, delta, dq, dk, dv };
+    attend((heads, wire), scores, &mut all);
     all
 }
 
+/// Numbers after they went over the wire.
+fn travelled(mut numbers: Vec<f32>, wire: Wire) -> Vec<f32> {
+    if wire == Wire::Bf16 {
+        // The nearest number that has 16 bits, of two the even one.
+        for it in &mut numbers {
+            let bits = it.to_bits();
+            let up = 0x7fff + (bits >> 16 & 1);
+            *it = f32::from_bits(bits.wrapping_add(up) & 0xffff_0000);
+        }
+    }
+    numbers
+}
+
 /// Attention of the rows of each chunk to each other.
-fn attend(heads: Heads, scores: Scores, all: &mut Rowset) {
+fn attend((heads, wire): (Heads, Wire), scores: Scores, all: &mut Rowset) {
     let Scores { mask, scale, softcap, chunk } = scores;
     let rows: Vec<_> = all.chunks(chunk).map(|it| it.end - it.start).collect();
     let pieces = Pieces { heads, mask, scale, softcap, rows: &rows, threads: Threads::ONE };
     let qkv = [&all.q, &all.k, &all.v].map(|it| Rows::F32(it));
     pieces.forward(qkv, &mut all.o, &mut all.lse).expect("sound documents");
-    all.delta = delta(Threads::ONE, heads.dim, &all.dout, &all.o);
-    let [mut dk, mut dv] = [0; 2].map(|_| vec![0.0; all.k.len()]);
+    all.o = travelled(std::mem::take(&mut all.o), wire);
+    all.delta = delta(Threads::ONE, heads.dim, &all.given[3], &all.o);
     let (lse, delta) = (&all.lse, &all.delta);
     let from = PiecesBackward { qkv, dout: Rows::F32(&all.dout), lse, delta };
-    pieces.backward(from, [&mut all.dq, &mut dk, &mut dv]).expect("sound documents");
+    let to = [&mut all.dq, &mut all.dk, &mut all.dv].map(|it| &mut **it);
+    pieces.backward(from, to).expect("sound documents");
+    all.dq = travelled(std::mem::take(&mut all.dq), wire);
 }

@@ -15,7 +15,7 @@ use cadre_crds::contract::{
     CADRE_JOB, CADRE_MEMORY_MIB, CADRE_POOL, CADRE_PROFILE, CADRE_RESUME, CADRE_ROLE,
     CADRE_TOLERANCE, GROUP_RANK, LABEL_ATTEMPT, LABEL_QUEUE, LOCAL_RANK, LOCAL_WORLD_SIZE,
     MASTER_ADDR, MASTER_PORT, PET_MASTER_ADDR, PET_MASTER_PORT, PET_NNODES, PET_NODE_RANK,
-    PET_NPROC_PER_NODE, RANK, ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
+    PET_NPROC_PER_NODE, RANK, RESUME_NONE, ROLE_TRAINER, TRAINER_CONTAINER, WORLD_SIZE,
 };
 use k8s_openapi::api::batch::v1::{Job, JobSpec};
 use k8s_openapi::api::core::v1::{
@@ -157,15 +157,15 @@ fn variables(object: &TrainingJob, number: u32, master: &str) -> Vec<EnvVar> {
         from_field(GROUP_RANK, INDEX),
         from_field(PET_NODE_RANK, INDEX),
     ];
+    // For workers of control version 2; later ones have both from their settings.
     if let Some(profile) = &spec.attention.profile {
         variables.push(variable(CADRE_PROFILE, profile.as_str()));
     }
     if let Some(tolerance) = &spec.attention.tolerance {
         variables.push(variable(CADRE_TOLERANCE, tolerance.as_str()));
     }
-    if let Some(from) = &spec.checkpoint.resume_from {
-        variables.push(variable(CADRE_RESUME, format!("{CHECKPOINTS}/{from}")));
-    }
+    let resume = spec.checkpoint.resume_from.as_ref().map(|from| format!("{CHECKPOINTS}/{from}"));
+    variables.push(variable(CADRE_RESUME, resume.unwrap_or_else(|| RESUME_NONE.into())));
     if spec.procs_per_node == 1 {
         variables.push(from_field(RANK, INDEX));
         variables.push(from_field(CADRE_INDEX, INDEX));

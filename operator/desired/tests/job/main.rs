@@ -358,6 +358,14 @@ fn trainers_get_the_variables_of_the_contract_and_keep_their_own() {
     for (name, wanted) in expected {
         assert_eq!(value(name), wanted, "{name}");
     }
+    // A trainer is told, too, that it begins at step 0.
+    let mut world = World::new(false);
+    world.reconcile(usize::MAX);
+    let job = world.jobs.first().and_then(|it| it.spec.clone()).expect("it was made");
+    let pod = job.template.spec.expect("it has a spec");
+    let env = pod.containers[0].env.clone().unwrap_or_default();
+    let resume = env.iter().find(|it| it.name == "CADRE_RESUME").and_then(|it| it.value.clone());
+    assert_eq!(resume.as_deref(), Some("none"));
     let position = |name: &str| env.iter().position(|it| it.name == name);
     assert!(position("RANK") < position("A"), "a variable may refer to ours");
 }

@@ -1,6 +1,6 @@
 //! What happens at a moment: to threads of a process, to its controller, on the wires.
 
-use cadre_control::proto;
+use cadre_control::{Moment, proto};
 use cadre_exchange::{PeerId, PullId};
 
 use super::{Life, LinkId};
@@ -52,6 +52,8 @@ pub(crate) enum Chore {
     Gone(Life),
     /// A server that another job had comes back.
     Return(PeerId),
+    /// Has the faults of a moment come.
+    Fire(Moment),
 }
 
 /// What travels.

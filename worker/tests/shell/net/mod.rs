@@ -71,6 +71,16 @@ struct Pull {
     patience: u64,
 }
 
+impl Pull {
+    /// One byte of a word comes as another, with the part that it is in.
+    fn spoil(&self, spoilt: Option<(Life, u64)>, room: &mut Landing) {
+        let byte = spoilt.map_or(0, |it| it.1).min(self.bytes - 1);
+        if (self.landed..self.landed + self.part).contains(&byte) {
+            room.memory().bytes_mut()[byte as usize] ^= 0x10;
+        }
+    }
+}
+
 #[derive(Debug, Default)]
 struct Landing {
     bytes: usize,
@@ -139,6 +149,8 @@ pub(crate) struct Net {
     pub(crate) cuts: Vec<Cut>,
     /// Whose words, where they are pulled, do not come to whom.
     pub(crate) dry: Vec<(Life, Life)>,
+    /// Whose words, where they are pulled, come with which byte changed.
+    pub(crate) spoilt: Option<(Life, u64)>,
     /// Nanoseconds that a message takes at most.
     pub(crate) slowest: u64,
     /// Nanoseconds of a byte of rows.
@@ -186,6 +198,7 @@ impl Net {
             endpoints: Vec::new(),
             cuts: Vec::new(),
             dry: Vec::new(),
+            spoilt: None,
             slowest: 1_000_000,
             byte: 1,
             rdma: false,

@@ -25,7 +25,7 @@ const PART_OF_WORD: usize = 4 << 20;
 const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
 
 impl Landing {
-    fn memory(&mut self) -> &mut Buffer {
+    pub(super) fn memory(&mut self) -> &mut Buffer {
         self.memory.get_or_insert_with(|| {
             let mut memory = Buffer::zeroed(self.bytes);
             // Not a number: whoever reads what did not land gets wrong bits.
@@ -367,6 +367,9 @@ impl Net {
                 }
                 None => to.fill(0x42),
             }
+        }
+        if self.spoilt.is_some_and(|it| it.0 == owner) && pull.key.0[..2] == WORDS {
+            pull.spoil(self.spoilt, room);
         }
         pull.landed += pull.part;
         let bytes = pull.bytes;

@@ -45,6 +45,8 @@ impl World {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
             } else if reason.contains("does not come, not a byte in") {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Dry(..)))
+            } else if reason.contains("came with another digest") {
+                self.faults.list.iter().any(|it| matches!(it.1, Fault::Spoil(..)))
             } else if reason.contains("no attention server is left") {
                 !self.faults.list.is_empty() && policy != OnPoolLoss::Local && !self.job.in_place
             } else {
@@ -213,6 +215,10 @@ impl World {
         let is_cut = self.faults.list.iter().any(|it| matches!(it.1, Fault::Stop));
         if good == 0 || is_cut && self.pool_lost {
             return Ok(());
+        }
+        let missed = self.job.moments.iter().find(|it| !self.controller.reached.contains(it));
+        if let Some(missed) = missed.filter(|it| !is_cut || it.step < self.reports) {
+            return Err(format!("the controller was never told of {missed:?}"));
         }
         let (reports, steps, done) = (self.reports, self.job.steps, &self.steps_done);
         if reports < steps && !is_cut || !done.iter().eq([&reports]) {

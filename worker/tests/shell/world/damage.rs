@@ -67,6 +67,11 @@ impl World {
                     self.net.borrow_mut().dry.push((a, b));
                 }
             }
+            Fault::Spoil(who, byte) => {
+                if let Some(life) = self.newest(who) {
+                    self.net.borrow_mut().spoilt = Some((life, byte));
+                }
+            }
             Fault::Replace(indices) => self.replace(&indices),
             Fault::Add => self.add(),
             Fault::Speak(who, count) => self.speak(who, count),
