@@ -92,8 +92,11 @@ mod tests {
 
     use super::*;
 
+    /// Its place below its bus, the name that leads there, and its files with what they say.
+    type Planted<'a> = (&'a str, &'a str, &'a [(&'a str, &'a str)]);
+
     /// A machine with these devices, each at a place below its bus, and a name in another folder that leads there.
-    fn machine(devices: &[(&str, &str, &[(&str, &str)])]) -> tempfile::TempDir {
+    fn machine(devices: &[Planted<'_>]) -> tempfile::TempDir {
         let sys = tempfile::tempdir().unwrap();
         for (place, name, says) in devices {
             let folder = sys.path().join("devices").join(place);
