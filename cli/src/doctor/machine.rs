@@ -4,16 +4,23 @@
 
 use std::fs;
 use std::num::NonZeroUsize;
+use std::path::Path;
 
 use cadre_exchange::{
-    Encryption, Sharing, Transports, Trial, TrialError, allow_links, rdma_devices, try_path,
+    Encryption, Error, Sharing, Transports, Trial, TrialError, allow_links, rdma_devices, try_path,
     ucx_here,
 };
 use cadre_kernels::{Choice, Engine, Threads};
 use rustix::process::{Resource, getrlimit};
 
+use super::devices::{self, Device, nearest};
 use super::{Asked, Finding, State};
 use crate::choices::{EngineChoice, ExchangeChoice};
+
+/// Where the kernel tells of devices.
+const SYS: &str = "/sys";
+/// Memory that cards have to hold at least: two pieces of 64 MiB for rows, and two for landings.
+const LEAST_LOCKED_BYTES: u64 = 256 << 20;
 
 /// Names of findings that other modules look for.
 pub(super) const SHARED: &str = "shared memory";
@@ -45,7 +52,12 @@ pub(super) fn findings(asked: &Asked) -> Vec<Finding> {
         ucx(),
         rdma(asked),
         gpu(asked),
-        locked(),
+        locked(
+            getrlimit(Resource::Memlock).current,
+            !rdma_devices().is_empty(),
+            // Where UCX emulates reads, nothing is locked.
+            asked.exchange(ExchangeChoice::Ucx) && Transports::asked() == Ok(Transports::Rdma),
+        ),
         files(asked.trainers),
         memory(),
     ]
@@ -75,7 +87,11 @@ fn gpu(asked: &Asked) -> Finding {
     let is_asked = asked.engine(EngineChoice::Gpu) || asked.exchange(ExchangeChoice::Node);
     match Engine::choose(Choice::Gpu, Threads(NonZeroUsize::MIN)) {
         Ok(engine) => {
-            let what = engine.description();
+            let gpus: Vec<_> =
+                devices::gpus(Path::new(SYS)).iter().map(Device::described).collect();
+            let all =
+                if gpus.is_empty() { String::new() } else { format!("; {}", gpus.join(", ")) };
+            let what = engine.description() + &all;
             Finding { name: GPU, state: State::Ok, what, remedy: None }
         }
         Err(error) => {
@@ -98,18 +114,23 @@ fn ucx() -> Finding {
     }
 }
 
-/// Whether UCX reads by network cards alone; over devices with the part of the machine that each is near.
+/// Whether UCX reads by network cards alone; over cards with the part of the machine and the GPUs that each is near.
 fn rdma(asked: &Asked) -> Finding {
-    let near = |device: &String| {
-        let node = fs::read_to_string(format!("/sys/class/infiniband/{device}/device/numa_node"));
-        let node = node.map_or_else(|_| "unknown".to_owned(), |it| it.trim().to_owned());
-        format!("{device} (NUMA node {node})")
+    let gpus = devices::gpus(Path::new(SYS));
+    let near = |card: &Device| {
+        let near: Vec<_> = nearest(card, &gpus).iter().map(|it| it.name.as_str()).collect();
+        let near =
+            if near.is_empty() { String::new() } else { format!(" near {}", near.join(", ")) };
+        card.described() + &near
     };
-    let devices: Vec<_> = rdma_devices().iter().map(near).collect();
+    let devices: Vec<_> = devices::cards(Path::new(SYS)).iter().map(near).collect();
     let devices = if devices.is_empty() { "no device".to_owned() } else { devices.join(", ") };
-    let (over, is_asked) = (Transports::asked(), asked.exchange(ExchangeChoice::Ucx));
-    match try_path(Encryption::Off, Sharing::Ucx(over)) {
-        Ok(Trial { bytes_per_second, .. }) => {
+    let is_asked = asked.exchange(ExchangeChoice::Ucx);
+    let over = Transports::asked().map_err(|it| TrialError::from(Error::from(it)));
+    let tried =
+        over.and_then(|over| try_path(Encryption::Off, Sharing::Ucx(over)).map(|it| (over, it)));
+    match tried {
+        Ok((over, Trial { bytes_per_second, .. })) => {
             let how = match over {
                 Transports::Rdma => "read by network cards",
                 Transports::SharedMemory => "no RDMA: emulated over shared memory, for tests",
@@ -129,17 +150,21 @@ fn rdma(asked: &Asked) -> Finding {
     }
 }
 
-fn locked() -> Finding {
-    let what = match getrlimit(Resource::Memlock).current {
-        None => "unlimited".to_owned(),
-        Some(bytes) => {
-            format!(
-                "{:.0} MiB; cards for RDMA hold rows in it, nothing else does",
-                bytes as f64 / f64::from(1 << 20)
-            )
-        }
+/// Cards hold rows and landings in locked memory; nothing else does.
+fn locked(limit: Option<u64>, has_cards: bool, is_asked: bool) -> Finding {
+    let name = "locked memory";
+    let Some(bytes) = limit else {
+        return Finding { name, state: State::Ok, what: "unlimited".to_owned(), remedy: None };
     };
-    Finding { name: "locked memory", state: State::Ok, what, remedy: None }
+    let what = format!(
+        "{:.0} MiB; cards for RDMA hold rows in it, nothing else does",
+        bytes as f64 / f64::from(1 << 20)
+    );
+    if bytes < LEAST_LOCKED_BYTES && (has_cards || is_asked) {
+        let remedy = "let processes lock all memory that rows need (ulimit -l unlimited, LimitMEMLOCK, or the container runtime's limit): rows beyond it come by tcp";
+        return absent(name, is_asked, what, remedy);
+    }
+    Finding { name, state: State::Ok, what, remedy: None }
 }
 
 /// Checks the limit of open files as workers do when they join.
@@ -188,5 +213,27 @@ pub(super) fn engine_name(choice: EngineChoice) -> &'static str {
         EngineChoice::Auto => "auto",
         EngineChoice::Cpu => "cpu",
         EngineChoice::Gpu => "gpu",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn locked_memory_is_judged_where_cards_hold_rows_in_it() {
+        let few = Some(8 << 20);
+        for (limit, has_cards, is_asked, expected) in [
+            (few, false, false, State::Ok),
+            (few, true, false, State::Absent),
+            (few, true, true, State::Missing),
+            (few, false, true, State::Missing),
+            (Some(LEAST_LOCKED_BYTES), true, true, State::Ok),
+            (None, true, true, State::Ok),
+        ] {
+            let found = locked(limit, has_cards, is_asked);
+            assert_eq!(found.state, expected, "{limit:?}, {has_cards}, {is_asked}");
+            assert_eq!(found.remedy.is_some(), expected != State::Ok);
+        }
     }
 }

@@ -4,6 +4,7 @@
 //! In: manifests, if there are any. Out: a report, and one line where they ask for what is not there. Paths are found by trying
 //! them, the GPU by opening it, limits by asking the system. No process is started, nothing stays.
 
+mod devices;
 mod machine;
 mod pairs;
 

@@ -37,11 +37,23 @@ const NEW_PROTOCOLS: (u32, u32) = (1, 19);
 
 impl Transports {
     /// RDMA; or what `CADRE_UCX_OVER` says, `shm` or `tcp`, for tests on machines that have none.
-    pub fn asked() -> Self {
-        match std::env::var("CADRE_UCX_OVER").as_deref() {
-            Ok("shm") => Self::SharedMemory,
-            Ok("tcp") => Self::Sockets,
-            _ => Self::Rdma,
+    ///
+    /// # Errors
+    ///
+    /// [`UcxError::Over`].
+    pub fn asked() -> Result<Self, UcxError> {
+        match std::env::var_os("CADRE_UCX_OVER") {
+            None => Ok(Self::Rdma),
+            Some(said) => Self::named(&said.to_string_lossy()),
+        }
+    }
+
+    fn named(said: &str) -> Result<Self, UcxError> {
+        match said {
+            "rdma" => Ok(Self::Rdma),
+            "shm" => Ok(Self::SharedMemory),
+            "tcp" => Ok(Self::Sockets),
+            _ => Err(UcxError::Over { said: said.to_owned() }),
         }
     }
 
@@ -76,6 +88,14 @@ pub enum UcxError {
     /// There is none.
     #[error(transparent)]
     Absent(#[from] Absent),
+    /// Nobody knows such transports.
+    #[error(
+        "CADRE_UCX_OVER is {said:?}: unset it; in tests it may be shm or tcp, over which UCX emulates reads"
+    )]
+    Over {
+        /// What it says.
+        said: String,
+    },
     /// The machine has nothing that it could use.
     #[error(
         "this machine has no device that UCX can use for RDMA ({asked}): run where there is one, or without --exchange ucx"
@@ -154,6 +174,24 @@ pub fn rdma_devices() -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn transports_that_nobody_knows_are_refused_by_their_name() {
+        for (said, over) in [
+            ("rdma", Transports::Rdma),
+            ("shm", Transports::SharedMemory),
+            ("tcp", Transports::Sockets),
+        ] {
+            assert_eq!(Transports::named(said), Ok(over));
+        }
+        for said in ["", "rc", "SHM"] {
+            let refused = Transports::named(said).unwrap_err().to_string();
+            assert!(
+                refused.starts_with(&format!("CADRE_UCX_OVER is {said:?}: unset it")),
+                "{refused}"
+            );
+        }
+    }
 
     #[test]
     fn only_lanes_of_network_cards_are_rdma() {

@@ -50,7 +50,7 @@ fn ucx() -> Sharing {
     if !*HERE {
         return Sharing::Off;
     }
-    let asked = Transports::asked();
+    let asked = Transports::asked().expect("as the page says");
     let is_unasked = matches!(asked, Transports::Rdma) && !is_rdma();
     Sharing::Ucx(if is_unasked { Transports::SharedMemory } else { asked })
 }

@@ -128,7 +128,7 @@ impl Contract {
             Choice::Auto => Sharing::Auto,
             Choice::Tcp | Choice::Node => Sharing::Off,
             Choice::Shared => Sharing::Required,
-            Choice::Ucx => Sharing::Ucx(Transports::asked()),
+            Choice::Ucx => Sharing::Ucx(Transports::asked().map_err(cadre_exchange::Error::from)?),
         })))
     }
 
