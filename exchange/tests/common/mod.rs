@@ -1,6 +1,7 @@
 //! Providers on loopback, polled in turn by one test thread, and a peer that speaks raw bytes.
 //!
 //! In the program `shared` the same cases take shared memory, in `ucx` UCX: nodes require it, and what they publish lies in arenas.
+//! In `encrypted` links are encrypted.
 //!
 //! The raw peer writes the greeting down a second time, from `docs/exchange.md`, so that page and code are compared.
 
@@ -38,6 +39,14 @@ pub(crate) fn sharing() -> Sharing {
     }
 }
 
+/// What the nodes of this program encrypt.
+pub(crate) fn encryption() -> Encryption {
+    match env!("CARGO_CRATE_NAME") {
+        "encrypted" => Encryption::Tcp,
+        _ => Encryption::Off,
+    }
+}
+
 /// UCX, over what `CADRE_UCX_OVER` says (`rdma`, `tcp`, else shared memory), or links where this machine has none.
 fn ucx() -> Sharing {
     static HERE: LazyLock<bool> = LazyLock::new(|| match cadre_exchange::ucx_here() {
@@ -69,7 +78,7 @@ pub(crate) struct Node {
 
 pub(crate) fn config(me: PeerId) -> TcpConfig {
     let bind = IpAddr::V4(Ipv4Addr::LOCALHOST);
-    let (encryption, limits) = (Encryption::Off, Limits::default());
+    let (encryption, limits) = (encryption(), Limits::default());
     TcpConfig { bind, me, secret: SECRET, data_version: VERSION, encryption, limits }
 }
 

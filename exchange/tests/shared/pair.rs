@@ -1,4 +1,4 @@
-//! An owner and a reader, in one process or in two: what the programs `shared` and `ucx` both do with them.
+//! An owner and a reader, in one process or in two: what the programs `shared`, `ucx` and `encrypted` do with them.
 //!
 //! In: nodes that take the path of the program, children. Out: what landed. Which path rows took is for the caller to ask.
 
@@ -166,9 +166,8 @@ pub(crate) fn serve(owner: &mut Node, child: &mut Told) -> String {
 }
 
 /// A child that reads `bytes` is stopped in the middle twice: over rows that are reused meanwhile, and over rows that last.
-pub(crate) fn stop_over_reused_rows(mut owner: Node, bytes: usize) {
+pub(crate) fn stop_over_reused_rows(mut owner: Node, mut reader: Told, bytes: usize) {
     let mut region = owner.publish(KEY, bytes, 1);
-    let mut reader = Told::start("processes::a_child_that_reads");
     reader.tell(&owner.tcp.address());
     for lasts in [false, true] {
         // Links are served while it reads for the first time.

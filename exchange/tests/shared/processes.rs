@@ -88,7 +88,8 @@ fn a_child_that_reads() {
 
 #[test]
 fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
-    stop_over_reused_rows(node(OWNER, Sharing::Auto), BYTES);
+    let reader = Told::start("processes::a_child_that_reads");
+    stop_over_reused_rows(node(OWNER, Sharing::Auto), reader, BYTES);
 }
 
 #[test]

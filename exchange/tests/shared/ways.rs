@@ -7,12 +7,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
-    Buffer, Clock, Event, Path, PeerId, Provider, PullError, RegionKey, Sharing, Traffic,
+    Buffer, Clock, Event, Path, PeerId, Provider, PullError, RegionKey, Sharing, TcpConfig, Traffic,
 };
 
-use crate::common::{KEY, Node, config, connect, until};
+use crate::common::{KEY, Node, config, connect, pattern, until};
 use crate::pair::{
-    BYTES, OWNER, READER, node, only_rows_in_arenas, published_anew_in_the_middle, whole,
+    BYTES, OWNER, READER, landed, node, only_rows_in_arenas, published_anew_in_the_middle, whole,
 };
 
 const OFFER: RegionKey = RegionKey([u32::MAX, 0, 0x7368_6d00, u32::MAX]);
@@ -112,6 +112,39 @@ fn a_door_that_does_not_open_is_tried_again_after_a_rest_that_grows() {
     assert!(
         !reader.events.iter().any(|it| matches!(it, Event::Closed { .. } | Event::Broken { .. }))
     );
+}
+
+#[test]
+fn rows_of_another_job_are_had_by_no_offer_that_leads_to_its_door() {
+    let secret = [77; 32];
+    let other = |me| TcpConfig { secret, ..config(me) };
+    let mut theirs = Node::on(other(OWNER), Clock::system(), Sharing::Auto);
+    theirs.publish(KEY, BYTES, 1);
+    // Where the door of the other job is can be seen on the machine; its ticket is known there alone.
+    let mut spy = Node::on(other(READER), Clock::system(), Sharing::Off);
+    connect(&mut spy, &mut theirs);
+    let landing = spy.tcp.land(Buffer::zeroed(64));
+    let pull = spy.pull(OWNER, OFFER, &[(0, 0, 64)], landing);
+    let offer = landed(&mut [&mut spy, &mut theirs], pull, landing).expect("it offers rows");
+    let mut ours = node(OWNER, Sharing::Off);
+    let region = ours.publish(KEY, BYTES, 2);
+    for ticket in [[0; 32], [1; 32]] {
+        let mut lie = Buffer::zeroed(64);
+        lie.bytes_mut()[..32].copy_from_slice(&offer.bytes()[..32]);
+        lie.bytes_mut()[32..].copy_from_slice(&ticket);
+        ours.tcp.publish(OFFER, Arc::new(lie));
+        let mut reader = node(READER, Sharing::Auto);
+        connect(&mut reader, &mut ours);
+        until(&mut [&mut reader, &mut ours, &mut theirs], |nodes| {
+            nodes[0].tcp.path(OWNER) == Path::Tcp
+        });
+        assert!(whole(&mut reader, &mut ours, KEY).expect("published") == *region);
+        assert_eq!(reader.tcp.traffic(), by(0, BYTES, 0));
+    }
+    // The other job is where it was: who has its secret has its rows.
+    let mut right = Node::on(other(PeerId::server(1, 0)), Clock::system(), Sharing::Required);
+    connect(&mut right, &mut theirs);
+    assert!(whole(&mut right, &mut theirs, KEY).expect("published") == pattern(BYTES, 1));
 }
 
 #[test]

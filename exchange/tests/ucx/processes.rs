@@ -204,7 +204,8 @@ fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
     if sharing() == Sharing::Off {
         return;
     }
-    stop_over_reused_rows(node(OWNER), BYTES);
+    let reader = Told::start("processes::a_child_that_reads");
+    stop_over_reused_rows(node(OWNER), reader, BYTES);
 }
 
 #[test]

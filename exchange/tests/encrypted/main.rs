@@ -1,8 +1,25 @@
 //! Encrypted links: the right bytes land, nobody on the way reads or changes any, and who is not encrypted is told.
 //!
-//! A relay stands between the two processes, on sockets of its own, and does to each byte what a case asks for.
+//! A relay stands between the two processes, on sockets of its own, and does to each byte what a case asks for. `pulls.rs` and
+//! `links.rs` run once more, with nodes that encrypt their links; and real processes are stopped.
 
+// Each of the files brings its own.
+#![allow(clippy::duplicate_mod)]
+
+#[path = "../shared/children.rs"]
+#[expect(dead_code, reason = "children of this program are always told what to encrypt")]
+mod children;
+#[path = "../common/mod.rs"]
 mod common;
+#[path = "../links.rs"]
+mod links;
+// A part of it is for rows in arenas.
+#[allow(dead_code)]
+#[path = "../shared/pair.rs"]
+mod pair;
+mod processes;
+#[path = "../pulls.rs"]
+mod pulls;
 
 use std::cell::RefCell;
 use std::io::{ErrorKind, Read, Write};
@@ -16,6 +33,10 @@ use proptest::test_runner::{Config, TestRunner};
 
 fn encrypted(me: PeerId) -> TcpConfig {
     TcpConfig { encryption: Encryption::Tcp, ..config(me) }
+}
+
+fn plain(me: PeerId) -> TcpConfig {
+    TcpConfig { encryption: Encryption::Off, ..config(me) }
 }
 
 fn cases(cases: u32) -> TestRunner {
@@ -34,6 +55,8 @@ struct Relay {
     /// Which byte of the way back, to who connected, is changed.
     changes: Option<usize>,
     back: usize,
+    /// After how many bytes of both ways every link ends.
+    cuts: Option<usize>,
 }
 
 impl Relay {
@@ -42,7 +65,7 @@ impl Relay {
         listener.set_nonblocking(true).expect("a socket of ours");
         let target = target.parse().expect("an address");
         let (links, seen, portion) = (Vec::new(), Vec::new(), 1 << 16);
-        Self { listener, target, links, portion, seen, changes: None, back: 0 }
+        Self { listener, target, links, portion, seen, changes: None, back: 0, cuts: None }
     }
 
     fn address(&self) -> String {
@@ -64,7 +87,11 @@ impl Relay {
     }
 
     fn pass(&mut self, from: &mut TcpStream, to: &mut TcpStream, is_back: bool) -> bool {
-        let mut bytes = vec![0; self.portion];
+        let left = self.cuts.map_or(usize::MAX, |it| it - self.seen.len());
+        if left == 0 {
+            return false;
+        }
+        let mut bytes = vec![0; self.portion.min(left)];
         // What does not fit stays where it is.
         let Ok(room) = from.peek(&mut bytes).or_else(nothing) else { return false };
         let bytes = &mut bytes[..room];
@@ -231,10 +258,38 @@ fn one_that_encrypts_and_one_that_does_not_say_so() {
     // Short times, since who is closed without a word tries again.
     let limits = Limits { greeting: Duration::from_secs(3), ..Limits::default() };
     let short = |it: TcpConfig| TcpConfig { limits, ..it };
-    let both = (short(config(SERVER)), encrypted(TRAINER));
+    let both = (short(plain(SERVER)), encrypted(TRAINER));
     check(both, ["it encrypts the link, and we do not", "is encryption the same in all processes"]);
-    let both = (short(encrypted(SERVER)), config(TRAINER));
+    let both = (short(encrypted(SERVER)), plain(TRAINER));
     check(both, ["is encryption the same in all processes", "it encrypts the link, and we do not"]);
+}
+
+#[test]
+fn a_handshake_that_is_cut_opens_nothing_says_so_and_disturbs_nobody() {
+    let limits = Limits { greeting: Duration::from_millis(300), ..Limits::default() };
+    let mut trainer = Node::with(TcpConfig { limits, ..encrypted(TRAINER) });
+    let mut steady = Node::with(encrypted(PeerId::server(1, 0)));
+    connect(&mut steady, &mut trainer);
+    // Bytes of both ways until the link is open; they are as many each time, but for a few.
+    let mut server = Node::with(encrypted(SERVER));
+    let relay = Relay::to(&trainer.tcp.address());
+    let whole = through(relay, &mut server, &mut trainer).seen.len();
+    assert!(server.is_connected(TRAINER) && whole > 600, "{whole} bytes are no handshake");
+    drop(server);
+    for (incarnation, cut) in (1..).zip((0..whole - 64).step_by(whole / 12)) {
+        let me = PeerId::server(0, incarnation);
+        let mut server = Node::with(TcpConfig { limits, ..encrypted(me) });
+        let relay = Relay { cuts: Some(cut), ..Relay::to(&trainer.tcp.address()) };
+        through(relay, &mut server, &mut trainer);
+        assert!(!server.is_connected(TRAINER), "after {cut} of {whole} bytes");
+        let said = server.closed(TRAINER).expect("it is not connected");
+        assert!(!said.is_empty(), "after {cut} bytes");
+    }
+    steady.tcp.ring(TRAINER, b"undisturbed").expect("there is room");
+    until(&mut [&mut steady, &mut trainer], |nodes| !nodes[1].messages().is_empty());
+    assert_eq!(trainer.messages(), [b"undisturbed"]);
+    let mut server = Node::with(encrypted(PeerId::server(0, 99)));
+    connect(&mut server, &mut trainer);
 }
 
 #[test]
