@@ -20,6 +20,7 @@ mod observe;
 mod out;
 mod plan;
 mod printed;
+mod ranks;
 mod run;
 mod simulate;
 
@@ -98,7 +99,11 @@ fn main() -> ExitCode {
         Command::Logs(options) => answer(cluster::logs(&options)),
         #[cfg(feature = "cluster")]
         Command::Bundle(options) => answer(cluster::bundle(&options)),
-        Command::Train(options) => worker(|| trainer_main(TrainArgs::from(options))),
+        Command::Train(options) => match ranks::Ranks::of_this_pod() {
+            Ok(None) => worker(|| trainer_main(TrainArgs::from(options))),
+            Ok(Some(ranks)) => in_all(ranks),
+            Err(error) => complain(&error.to_string(), BAD_INPUT),
+        },
         Command::Serve(options) => worker(|| server_main(ServerArgs::from(options))),
         Command::Launch { words } => complain(&launch::launch(&words).to_string(), BAD_INPUT),
         Command::Completions { shell } => {
@@ -113,6 +118,13 @@ fn main() -> ExitCode {
 const BAD_INPUT: u8 = 2;
 /// A check found something.
 const FOUND: u8 = 1;
+
+/// Runs this command once for each of these ranks.
+fn in_all(ranks: ranks::Ranks) -> ExitCode {
+    let program = std::env::current_exe().map_err(ranks::Error::Runtime);
+    let ended = program.and_then(|it| ranks.run(it.as_os_str(), std::env::args_os().skip(1)));
+    ended.map_or_else(|error| complain(&error.to_string(), 3), ExitCode::from)
+}
 
 /// Prints what a cluster said, or why it did not.
 #[cfg(feature = "cluster")]

@@ -3,8 +3,8 @@
 //! In: a job that passed validation, an attempt's number. Out: the Service that names the pods, and the
 //! Indexed Job whose pods are the trainers. Nothing is decided here; equal inputs, equal objects.
 //!
-//! With one trainer a pod `RANK` and `CADRE_INDEX` are the pod's index. With several, the launcher of
-//! the image starts them and sets `RANK` and `LOCAL_RANK`, as torchrun does from the `PET_` variables.
+//! With one trainer a pod `RANK` and `CADRE_INDEX` are the pod's index. With several, the container's command
+//! starts them and sets `RANK` and `LOCAL_RANK`: torchrun from the `PET_` variables, `cadre train` by itself.
 
 use std::collections::BTreeMap;
 
