@@ -214,29 +214,6 @@ fn a_dead_trainer_fails_the_job_when_no_restart_is_allowed() {
 }
 
 #[test]
-fn survivors_have_a_grace_and_the_job_starts_again() {
-    let mut settings = config(1, false, &[]);
-    settings.job.spec.failure_policy.max_restarts = Some(1);
-    let mut run = Run::registered(settings);
-    // The failure of the survivor is heard first; the one who was killed is still the cause.
-    run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
-    assert_eq!(run.after(11_999), "");
-    assert_eq!(run.after(1), "kill t1; kill s0");
-    run.exit("s0", None, &[]);
-    assert_eq!(
-        run.exit("t1", None, &[]),
-        "notice trainer 0: exit code 3; restarting from the newest checkpoint; attempt 2; \
-         spawn t0.1; spawn t1.1; spawn s0.1"
-    );
-    for worker in ["t0.1", "t1.1", "s0.1"] {
-        run.attach(worker);
-    }
-    run.exit("t0.1", None, &[]);
-    run.exit("t1.1", Some(3), &[]);
-    assert!(run.exit("s0.1", None, &[]).starts_with("done 3: the job failed: trainer 0"));
-}
-
-#[test]
 fn a_newer_checkpoint_sets_the_restarts_back_and_an_old_one_does_not() {
     let mut settings = config(0, true, &[]);
     settings.job.spec.failure_policy.max_restarts = Some(1);

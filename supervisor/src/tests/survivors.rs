@@ -81,3 +81,26 @@ fn a_trainer_that_refuses_after_steps_were_done_leaves_the_others_their_checkpoi
     run.exit("t1", Some(3), &["error: another reason"]);
     assert_eq!(run.exit("t0", Some(2), &full), end);
 }
+
+#[test]
+fn survivors_have_a_grace_and_the_job_starts_again() {
+    let mut settings = config(1, false, &[]);
+    settings.job.spec.failure_policy.max_restarts = Some(1);
+    let mut run = Run::registered(settings);
+    // The failure of the survivor is heard first; the one who was killed is still the cause.
+    run.exit("t0", Some(3), &["error: trainer 1 is gone"]);
+    assert_eq!(run.after(11_999), "");
+    assert_eq!(run.after(1), "kill t1; kill s0");
+    run.exit("s0", None, &[]);
+    assert_eq!(
+        run.exit("t1", None, &[]),
+        "notice trainer 0: exit code 3; restarting from the newest checkpoint; attempt 2; \
+         spawn t0.1; spawn t1.1; spawn s0.1"
+    );
+    for worker in ["t0.1", "t1.1", "s0.1"] {
+        run.attach(worker);
+    }
+    run.exit("t0.1", None, &[]);
+    run.exit("t1.1", Some(3), &[]);
+    assert!(run.exit("s0.1", None, &[]).starts_with("done 3: the job failed: trainer 0"));
+}
