@@ -122,7 +122,8 @@ const FOUND: u8 = 1;
 /// Runs this command once for each of these ranks.
 fn in_all(ranks: ranks::Ranks) -> ExitCode {
     let program = std::env::current_exe().map_err(ranks::Error::Runtime);
-    let ended = program.and_then(|it| ranks.run(it.as_os_str(), std::env::args_os().skip(1)));
+    let arguments: Vec<_> = std::env::args_os().skip(1).collect();
+    let ended = program.and_then(|it| ranks.run(it.as_os_str(), &arguments));
     ended.map_or_else(|error| complain(&error.to_string(), 3), ExitCode::from)
 }
 

@@ -57,11 +57,7 @@ impl Ranks {
     }
 
     /// Runs `program` with these arguments once for each rank, and waits for all of them.
-    pub(crate) fn run(
-        self,
-        program: &OsStr,
-        arguments: impl Iterator<Item = impl AsRef<OsStr>> + Clone,
-    ) -> Result<u8, Error> {
+    pub(crate) fn run(self, program: &OsStr, arguments: &[impl AsRef<OsStr>]) -> Result<u8, Error> {
         // All on this thread: ranks end with the thread that started them.
         let runtime = Builder::new_current_thread().enable_all().build().map_err(Error::Runtime)?;
         runtime.block_on(async {
@@ -73,7 +69,7 @@ impl Ranks {
                 let rank = self.first.saturating_add(local);
                 let mut command = Command::new(program);
                 command
-                    .args(arguments.clone())
+                    .args(arguments)
                     .env(RANK, rank.to_string())
                     .env(LOCAL_RANK, local.to_string())
                     .env(CADRE_PARENT_PID, std::process::id().to_string())
@@ -213,7 +209,7 @@ mod tests {
     fn run(script: &str, folder: &Path) -> u8 {
         let ranks = Ranks { first: 2, count: 2 };
         let arguments = [OsStr::new("-c"), OsStr::new(script), folder.as_os_str()];
-        ranks.run(OsStr::new("/bin/sh"), arguments.iter()).unwrap()
+        ranks.run(OsStr::new("/bin/sh"), &arguments).unwrap()
     }
 
     #[test]
