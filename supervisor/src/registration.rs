@@ -4,7 +4,6 @@
 //! until every trainer and every server that can still come is there, so that a run starts with all
 //! its slots; after that each change of a slot makes a view with a higher number.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use cadre_control::Moment;
@@ -268,9 +267,6 @@ impl State {
                 self.saved = self.saved.max(saved.steps);
             }
             Message::Busy(_) if name.role == Role::Trainer => self.busy(now, name),
-            Message::Probed(probed) if name.role == Role::Server && !probed.probes.is_empty() => {
-                self.notice(Level::Information, paths(name, &probed), out);
-            }
             Message::Leaving(_) if name.role == Role::Server => self.leaves(now, name, out),
             // Who has drained or said goodbye ends by itself; its exit is what counts.
             Message::Saved(_)
@@ -295,19 +291,6 @@ impl State {
         out.push(Action::Send { link, message: Drain::default().into() });
         self.slots.vacate(Kind::Dedicated, name.index, name.incarnation, now);
     }
-}
-
-/// By what paths rows of trainers come to a server, with the ranks that each is of and why some come by tcp.
-fn paths(name: WorkerName, probed: &proto::Probed) -> String {
-    let mut ranks: BTreeMap<(&str, &str), Vec<String>> = BTreeMap::new();
-    for probe in &probed.probes {
-        ranks.entry((&probe.path, &probe.why)).or_default().push(probe.trainer.to_string());
-    }
-    let said = ranks.iter().map(|((path, why), ranks)| {
-        let why = if why.is_empty() { String::new() } else { format!(" ({why})") };
-        format!("of trainers {} by {path}{why}", ranks.join(", "))
-    });
-    format!("{name} gets rows {}", said.collect::<Vec<_>>().join(", "))
 }
 
 /// Turns a step's progress into events: header, servers, then the step.

@@ -33,8 +33,6 @@ fn a_job_by_shared_memory_has_the_bits_of_tcp_and_loses_servers_as_well() {
             assert!(shared > tcp, "{shared} bytes by shared memory, {tcp} by tcp");
         } else {
             assert!(shared > 0 && tcp == 0, "{name}: {shared} by shared memory, {tcp} by tcp");
-            let told = "server 0 gets rows of trainers 0, 1 by shm\n";
-            assert!(run.said.contains(told), "{}", run.said);
         }
     }
     let run = Run { code: None, out: place.path("tcp"), said: String::new() };

@@ -10,8 +10,8 @@ mod survivors;
 use std::time::Duration;
 
 use cadre_control::proto::{
-    Finished, Kind, Notice, Probe, Probed, Progress, Saved, ServerName, ServerReport,
-    finished::Outcome, notice, worker_message::Message,
+    Finished, Kind, Notice, Progress, Saved, ServerName, ServerReport, finished::Outcome, notice,
+    worker_message::Message,
 };
 
 use self::script::{Run, account, config, link, name};
@@ -341,24 +341,6 @@ fn a_step_that_is_told_again_is_told_of_once() {
     run.attach("t0");
     assert_eq!(run.say("t0", step(1)), "");
     assert_eq!(run.say("t0", step(2)), "step 2");
-}
-
-#[test]
-fn a_server_that_has_measured_is_told_of_with_the_path_of_each_trainer() {
-    let mut run = Run::registered(config(1, true, &[]));
-    let probe = |trainer, path: &str, why: &str| Probe {
-        trainer,
-        mbps: 1,
-        microseconds: 1,
-        path: path.to_owned(),
-        why: why.to_owned(),
-    };
-    let why = "it offers no UCX";
-    let probes = vec![probe(0, "shm", ""), probe(1, "tcp", why), probe(2, "shm", "")];
-    let said = run.say("s0", Message::Probed(Probed { probes }));
-    let expected = "notice server 0 gets rows of trainers 0, 2 by shm, of trainers 1 by tcp (it offers no UCX)";
-    assert_eq!(said, expected);
-    assert_eq!(run.say("t0", Message::Probed(Probed::default())), "", "a trainer measures nothing");
 }
 
 #[test]
