@@ -188,14 +188,10 @@ const SM_120: (&str, &str) = ("CADRE_EMULATED_CAPABILITY", "120");
 
 #[test]
 fn a_gpu_without_kernels_of_its_own_runs_the_portable_ones() {
-    run("forward", &[SM_80]);
-    run("forward", &[SM_120, ("CADRE_EMULATED_SEED", "3")]);
-    run("backward", &[SM_120]);
-    run("backward", &[SM_80, ("CADRE_EMULATED_SEED", "4")]);
+    run("forward", &[SM_80, ("CADRE_EMULATED_SEED", "3")]);
+    run("backward", &[SM_120, ("CADRE_EMULATED_SEED", "4")]);
     run("plans", &[SM_80]);
-    run("sinks::sinks", &[SM_80]);
     run("softcap::softcap", &[SM_80]);
-    run("graphs::runs", &[SM_80]);
 }
 
 #[test]
