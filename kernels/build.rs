@@ -1,7 +1,7 @@
 //! Embeds the GPU kernels that `make kernels` has built.
 //!
-//! In: `target/kernels/*.cubin`, newer than every source in `cuda/`. Out: `OUT_DIR/cubins.rs`, a list of names and bytes,
-//! empty where there are none; and then a line that says so. It never compiles CUDA: a laptop without nvcc builds the crate
+//! In: `target/kernels/*.cubin` and `target/kernels/portable`, newer than every source in `cuda/`. Out: `OUT_DIR/cubins.rs`,
+//! a list of names and bytes, and `OUT_DIR/portable.rs`, both empty where there are none; and then a line that says so. It never compiles CUDA: a laptop without nvcc builds the crate
 //! with the CPU kernels alone.
 //!
 //! Invariant: what is embedded was built from the sources as they are now.
@@ -23,40 +23,46 @@ fn main() -> io::Result<()> {
     println!("cargo::rerun-if-changed={}", built.join("report.json").display());
 
     let newest_source = newest(&manifest.join("cuda"))?;
-    let mut list = String::new();
+    let (mut cubins, mut portable) = (String::new(), String::new());
     let mut missing = None;
-    // The report is written last: without it a build was stopped.
-    for name in
-        ["report.json".to_owned()].into_iter().chain(NAMES.map(|name| format!("{name}.cubin")))
-    {
-        let path = built.join(&name);
-        match fs::metadata(&path).and_then(|it| it.modified()) {
-            Ok(time) if time >= newest_source => {
-                if let Some(kernel) = name.strip_suffix(".cubin") {
-                    let path = fs::canonicalize(&path)?;
-                    let path = path.to_str().ok_or_else(|| {
-                        io::Error::other(format!(
-                            "{} is no UTF-8: build in another folder",
-                            path.display()
-                        ))
-                    })?;
-                    writeln!(
-                        list,
-                        "    Cubin {{ name: {kernel:?}, bytes: include_bytes!({path:?}) }},"
-                    )
-                    .expect("a String takes everything");
-                }
-            }
-            Ok(_) => missing = Some(format!("{} is older than its source", path.display())),
-            Err(_) => missing = Some(format!("{} does not exist", path.display())),
+    let mut found = |name: String| match place_of(&built.join(name), newest_source) {
+        Ok(place) => place,
+        Err(why) => {
+            missing = Some(why);
+            String::new()
         }
+    };
+    // The report is written last: without it a build was stopped.
+    found("report.json".to_owned());
+    for name in NAMES {
+        let cubin = |place| format!("Cubin {{ name: {name:?}, bytes: include_bytes!({place:?}) }}");
+        let of_hopper = cubin(found(format!("{name}.cubin")));
+        let of_any = cubin(found(format!("portable/{name}.cubin")));
+        let ptx = found(format!("portable/{name}.fatbin"));
+        writeln!(cubins, "    {of_hopper},").expect("a String takes everything");
+        let ptx = format!("include_bytes!({ptx:?})");
+        writeln!(portable, "    PortableKernels {{ cubin: {of_any}, ptx: {ptx} }},")
+            .expect("a String takes everything");
     }
     if let Some(what) = missing {
-        list.clear();
+        (cubins, portable) = (String::new(), String::new());
         println!("cargo::warning=built without GPU kernels: {what}; `make kernels` builds them");
     }
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets it"));
-    fs::write(out.join("cubins.rs"), format!("&[\n{list}]\n"))
+    fs::write(out.join("cubins.rs"), format!("&[\n{cubins}]\n"))?;
+    fs::write(out.join("portable.rs"), format!("&[\n{portable}]\n"))
+}
+
+/// The whole name of a file that was built of the sources as they are, or what is wrong with it.
+fn place_of(path: &Path, newest_source: SystemTime) -> Result<String, String> {
+    let time = fs::metadata(path).and_then(|it| it.modified());
+    let time = time.map_err(|_| format!("{} does not exist", path.display()))?;
+    if time < newest_source {
+        return Err(format!("{} is older than its source", path.display()));
+    }
+    let whole = fs::canonicalize(path).map_err(|error| format!("{}: {error}", path.display()))?;
+    let place = whole.to_str().map(str::to_owned);
+    place.ok_or_else(|| format!("{} is no UTF-8: build in another folder", whole.display()))
 }
 
 /// When the youngest file below `folder` was written.

@@ -102,6 +102,51 @@ fn a_job_trains_on_the_gpu_in_place_and_on_servers() {
 }
 
 #[test]
+fn a_job_trains_by_the_portable_kernels_where_a_gpu_runs_no_others() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let of = |name, servers, words: &[&str], capability| {
+        let environment = [("CADRE_EMULATED_CAPABILITY", capability), ("CADRE_LOG", "info")];
+        Job { engine: "gpu", servers, changes: &[], words, environment: &environment }
+            .losses(place.path(), name)
+    };
+    let home = of("home", 0, &[], "80");
+    assert!(
+        logs(place.path(), "home").contains("portable kernels, as compute capability 8.0 has no"),
+        "{}",
+        logs(place.path(), "home")
+    );
+    let pool = of("pool", 2, &["--exchange=tcp"], "80");
+    assert_eq!(home[0].0, pool[0].0, "a forward row's bits depend on its document alone");
+    assert_eq!(of("node", 2, &["--exchange=node"], "80"), pool);
+    let hopper = of("hopper", 0, &[], "90");
+    assert_ne!(hopper[0].0, home[0].0, "the same kernels ran on both");
+    for (hopper, portable) in hopper.iter().zip(&home) {
+        assert!((hopper.1 - portable.1).abs() < 5e-3, "{hopper:?} {portable:?}");
+    }
+}
+
+#[test]
+fn a_reproducible_job_leaves_out_a_server_that_runs_other_kernels() {
+    if driver().is_none() {
+        return;
+    }
+    let place = tempfile::tempdir().expect("a temporary folder");
+    let environment = [("CADRE_EMULATED_CAPABILITY", "server-1:80")];
+    let words = ["--exchange=tcp"];
+    let job =
+        Job { engine: "gpu", servers: 2, changes: &[], words: &words, environment: &environment };
+    let (output, events) = job.run(place.path(), "mixed");
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut notices = events.iter().filter_map(|it| it["text"].as_str());
+    let refused = notices.find(|it| it.contains("the job says reproducible"));
+    let refused = refused.unwrap_or_else(|| panic!("{said}"));
+    assert!(refused.contains("sm_80 portable ") && refused.contains("gpu sm_90a "), "{refused}");
+}
+
+#[test]
 fn rows_that_stay_on_the_gpu_give_the_bits_of_rows_that_go_through_sockets() {
     if driver().is_none() {
         return;

@@ -43,9 +43,11 @@ struct ForwardParameters {
     float inner_scale;  // with softcap: scale / cap, and scale_log2 = cap · log2 e
 };
 
+constexpr int kForwardRows = 128;  // of a tile, and of a slot of parts
+
 template <int D>
 struct Forward {
-    static constexpr int kRows = 128;
+    static constexpr int kRows = kForwardRows;
     static constexpr int kKeys = D == 256 ? 64 : 128;
     static constexpr int kStages = D == 64 ? 4 : 2;
     // Wide heads have few exponentials for their products; peers that measured it (FlashAttention 3) take no turns

@@ -5,8 +5,7 @@
 #pragma once
 #include <algorithm>
 
-#include "backward.cu"
-#include "reference.hpp"
+#include "families.hpp"
 #include "rows.hpp"
 #include "verdict.hpp"
 
@@ -27,24 +26,22 @@ struct Gradients {
     std::vector<uint16_t> dq_bf16;  // of the same sums
 };
 
-template <int D, class Cap>
+template <class Family, int D, class Cap>
 Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward, How how) {
-    using B = cadre::Backward<D>;
+    using B = typename Family::template Backward<D>;
+    constexpr int kTileRows = 64;
+    const int dim = batch.dim;
     Gradients out;
-    out.dq.assign((size_t)batch.q_rows * batch.heads * D, NAN);
+    out.dq.assign((size_t)batch.q_rows * batch.heads * dim, NAN);
     out.dq_bf16.assign(out.dq.size(), kPoison);
-    out.dk.assign((size_t)batch.dkv_rows * batch.kv_heads * D, NAN), out.dv = out.dk;
+    out.dk.assign((size_t)batch.dkv_rows * batch.kv_heads * dim, NAN), out.dv = out.dk;
     std::vector<float> lse(forward.lse.right.begin(), forward.lse.right.end()),
         delta(forward.delta.begin(), forward.delta.end());
     for (size_t i = 0; i < lse.size(); ++i) {
         if (!batch.q_held[i / batch.heads]) lse[i] = delta[i] = NAN;
     }
     const size_t dq_tiles = (size_t)batch.dq_tiles() * batch.heads;
-    std::vector<float> sums(dq_tiles * B::kRows * D, 0.f);
-    const ptx::TensorMap q{batch.q.data(), D, batch.heads, batch.q_rows, B::kRows};
-    const ptx::TensorMap dout{batch.dout.data(), D, batch.heads, batch.q_rows, B::kRows};
-    const ptx::TensorMap k{batch.k.data(), D, batch.kv_heads, batch.kv_rows, B::kKeys};
-    const ptx::TensorMap v{batch.v.data(), D, batch.kv_heads, batch.kv_rows, B::kKeys};
+    std::vector<float> sums(dq_tiles * kTileRows * dim, 0.f);
     for (int launch = 0; launch < how.launches; ++launch) {
         std::vector<cadre::BackwardTile> list;
         std::vector<cadre::Bundle> bundles = batch.bundles;
@@ -79,8 +76,7 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
                                           sums.data(),
                                           out.dk.data(),
                                           out.dv.data()};
-        machine::launch(how.grid, cadre::kThreads, sizeof(typename B::Shared), how.seed,
-                        [&] { cadre::backward<D, Cap>(p, q, dout, k, v); });
+        Family::template backward<D, Cap>(p, batch, how.grid, how.seed);
     }
     std::vector<cadre::QueryTile> tiles;
     for (int index = 0; index < (int)batch.tasks.size(); ++index) {
@@ -94,7 +90,7 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
                                         tiles.data(),
                                         (int)tiles.size(),
                                         batch.heads,
-                                        D,
+                                        dim,
                                         batch.scale,
                                         sums.data(),
                                         narrow ? nullptr : out.dq.data(),
@@ -107,10 +103,11 @@ Gradients backward(const shapes::Batch& batch, const shapes::Reference& forward,
     return out;
 }
 
-template <int D, class Cap>
+template <class Family, int D, class Cap>
 void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64_t seed) {
+    const int dim = batch.dim;
     const bool ordered = seed % 2 == 1;
-    const Gradients out = backward<D, Cap>(batch, expected, {ordered, 1, 2, seed});
+    const Gradients out = backward<Family, D, Cap>(batch, expected, {ordered, 1, 2, seed});
     std::vector<char> keys_held(batch.dkv_rows, 0);
     for (const cadre::Bundle& bundle : batch.bundles) {
         std::fill_n(keys_held.begin() + bundle.dkv_row, bundle.kv_rows, 1);
@@ -130,9 +127,9 @@ void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64
         if (!batch.drawn && has_size) verdict::close(what, places, number, right.right, most);
         verdict::untouched<float>(what, rows, width, held, NAN);
     };
-    compare("dQ", out.dq, expected.dq, (size_t)batch.heads * D, batch.q_held, tolerance);
-    compare("dK", out.dk, expected.dk, (size_t)batch.kv_heads * D, keys_held, tolerance);
-    compare("dV", out.dv, expected.dv, (size_t)batch.kv_heads * D, keys_held, tolerance);
+    compare("dQ", out.dq, expected.dq, (size_t)batch.heads * dim, batch.q_held, tolerance);
+    compare("dK", out.dk, expected.dk, (size_t)batch.kv_heads * dim, keys_held, tolerance);
+    compare("dV", out.dv, expected.dv, (size_t)batch.kv_heads * dim, keys_held, tolerance);
     // One rounding more, of 2^-8 of each number at most.
     shapes::Bounded rounded = expected.dq;
     for (size_t i = 0; i < rounded.off.size(); ++i) {
@@ -140,10 +137,10 @@ void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64
     }
     std::vector<float> wide;
     for (uint16_t number : out.dq_bf16) wide.push_back(ptx::unpack_bf16(number).x);
-    compare("dQ in bf16", wide, rounded, (size_t)batch.heads * D, batch.q_held, tolerance + 1e-3);
+    compare("dQ in bf16", wide, rounded, (size_t)batch.heads * dim, batch.q_held, tolerance + 1e-3);
     if (!ordered) return;
     // Key tiles divided over launches, other stalls, more blocks: the same bits.
-    const Gradients again = backward<D, Cap>(batch, expected, {true, 2, 3, seed + 1});
+    const Gradients again = backward<Family, D, Cap>(batch, expected, {true, 2, 3, seed + 1});
     verdict::same_bits("dQ of two launches", out.dq, again.dq);
     verdict::same_bits("dK of two launches", out.dk, again.dk);
     verdict::same_bits("dV of two launches", out.dv, again.dv);
@@ -165,7 +162,7 @@ void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64
         }
         bundle.tasks = (int)other.tasks.size() - bundle.first_task;
     }
-    verdict::same_bits("dQ of other cuts", out.dq, backward<D, Cap>(other, expected, {true, 1, 3, seed}).dq);
+    verdict::same_bits("dQ of other cuts", out.dq, backward<Family, D, Cap>(other, expected, {true, 1, 3, seed}).dq);
 }
 
 }  // namespace backward_check

@@ -12,6 +12,7 @@ thread_local void* current_context;
 long events, frees;  // events that were not destroyed; memory that was freed
 void (*before_launch)();
 
+int emulated_capability() { return (int)setting_of_process("CADRE_EMULATED_CAPABILITY", 90); }
 long devices() { return std::min(setting("CADRE_EMULATED_GPUS", 1), (long)sizeof contexts); }
 
 }  // namespace
@@ -56,7 +57,7 @@ CALL cuDeviceGetUuid_v2(uint8_t* uuid, int device) {
 CALL cuDeviceGetAttribute(int* value, int attribute, int) {
     const Lock lock(mutex);
     // Compute capability, 3 multiprocessors.
-    const int capability = (int)setting("CADRE_EMULATED_CAPABILITY", 90);
+    const int capability = emulated_capability();
     *value = attribute == 75 ? capability / 10 : attribute == 76 ? capability % 10 : attribute == 16 ? 3 : -1;
     return *value < 0 ? kInvalidValue : kSuccess;
 }

@@ -1,11 +1,12 @@
 // A libcuda.so.1 whose GPU is the emulated one: for tests of the host's code, with the kernels' own source behind it.
 //
 // In: the calls of the CUDA driver that kernels/src/device makes. Out: what a Hopper GPU with 3 multiprocessors would
-// give. Streams are lazy: work runs when somebody waits for it, so that a result read too early is poison. Fresh memory
-// is NaN, and a write beside an allocation ends the process when it is freed. Copies from memory of the host that is
-// not pinned wait for their stream and take the bytes then, as a driver may; from memory that is they take them when
-// they run. A kernel that was not loaded waits for everything at its first launch, and cannot be recorded then. A
-// thread that waits for an event that lets it spin is refused, and so is the time of an event without one.
+// give, or one of another compute capability, which takes files of kernels that are for it. Streams are lazy: work runs
+// when somebody waits for it, so that a result read too early is poison. Fresh memory is NaN, and a write beside an
+// allocation ends the process when it is freed. Copies from memory of the host that is not pinned wait for their stream
+// and take the bytes then, as a driver may; from memory that is they take them when they run. A kernel that was not
+// loaded waits for everything at its first launch, and cannot be recorded then. A thread that waits for an event that
+// lets it spin is refused, and so is the time of an event without one.
 //
 // Environment: CADRE_EMULATED_MEMORY, bytes in all, or ROLE-INDEX:BYTES for one process of a job; CADRE_EMULATED_LOST,
 // launches until the GPU is lost; CADRE_EMULATED_SEED of stalls. As ROLE:COUNT: CADRE_EMULATED_COPIES, copies inside
@@ -14,13 +15,13 @@
 // CADRE_EMULATED_HANG, _FAULT, _WRONG: the kernel that never ends because an arrival is lost, that touches an illegal
 // address, whose products are wrong (with head dim 64 backward as if the swizzle counted from where an operand begins;
 // of cadre_finish_dq the scale of what it rounds). CADRE_EMULATED_DRIVER, _CAPABILITY, _GPUS: version of the driver
-// (13000), compute capability (90), number of GPUs (1). CADRE_EMULATED_OWN_GPU=1: each process sees a GPU with another
-// UUID. CADRE_EMULATED_MODULES: modules that can be loaded, then memory is short. CADRE_EMULATED_GATES=0: streams wait
-// for no word of the host. CADRE_EMULATED_PAGEABLE=0, or ROLE:1 for processes of a job: copies that would make their
-// caller wait are refused. CADRE_EMULATED_PINNED: bytes that can be pinned. CADRE_EMULATED_ELSEWHERE: allocations of so
-// many bytes are said to lie on GPU 1. CADRE_EMULATED_PROGRESS: a seed; streams without gates then get on by themselves
-// too, as it happens, whenever work is put. Says nothing of speed, of a real driver's answers, or of memory that a real
-// GPU would refuse.
+// (13000), compute capability (90, or as CADRE_EMULATED_MEMORY), number of GPUs (1). CADRE_EMULATED_OWN_GPU=1: each
+// process sees a GPU with another UUID. CADRE_EMULATED_MODULES: modules that can be loaded, then memory is short.
+// CADRE_EMULATED_GATES=0: streams wait for no word of the host. CADRE_EMULATED_PAGEABLE=0, or ROLE:1 for processes of a
+// job: copies that would make their caller wait are refused. CADRE_EMULATED_PINNED: bytes that can be pinned.
+// CADRE_EMULATED_ELSEWHERE: allocations of so many bytes are said to lie on GPU 1. CADRE_EMULATED_PROGRESS: a seed;
+// streams without gates then get on by themselves too, as it happens, whenever work is put. Says nothing of speed, of a
+// real driver's answers, or of memory that a real GPU would refuse.
 #include <unistd.h>
 
 #include <chrono>
@@ -37,6 +38,7 @@ enum Result {
     kInvalidValue = 1,
     kOutOfMemory = 2,
     kInvalidHandle = 400,
+    kNoBinary = 209,
     kNotFound = 500,
     kNotReady = 600,
     kIllegalAddress = 700,
@@ -104,14 +106,15 @@ bool plays(const char* name, const char* kernel) {
     const char* text = getenv(name);
     return text && !strcmp(text, kernel);
 }
-size_t memory() {
-    constexpr size_t kAll = 4l << 30;
-    const char *text = getenv("CADRE_EMULATED_MEMORY"), *bytes = text ? strchr(text, ':') : nullptr;
-    if (!bytes) return text ? (size_t)atol(text) : kAll;
+// A number for all, or as ROLE-INDEX:NUMBER for one process of a job.
+long setting_of_process(const char* name, long otherwise) {
+    const char *text = getenv(name), *number = text ? strchr(text, ':') : nullptr;
+    if (!number) return setting(name, otherwise);
     const char *role = getenv("CADRE_ROLE"), *index = getenv("CADRE_INDEX");
-    const bool is_meant = role && index && std::string(text, bytes) == std::string(role) + "-" + index;
-    return is_meant ? (size_t)atol(bytes + 1) : kAll;
+    const bool is_meant = role && index && std::string(text, number) == std::string(role) + "-" + index;
+    return is_meant ? atol(number + 1) : otherwise;
 }
+size_t memory() { return (size_t)setting_of_process("CADRE_EMULATED_MEMORY", 4l << 30); }
 
 Stream& stream_of(void* handle) { return handle ? *static_cast<Stream*>(handle) : default_stream; }
 // Lets other threads call the driver until `over`: they may be what this one waits for.
@@ -358,6 +361,7 @@ CALL cuGetErrorName(int code, const char** text) {
     *text = code == kLaunchFailed     ? "CUDA_ERROR_LAUNCH_FAILED"
             : code == kIllegalAddress ? "CUDA_ERROR_ILLEGAL_ADDRESS"
             : code == kOutOfMemory    ? "CUDA_ERROR_OUT_OF_MEMORY"
+            : code == kNoBinary       ? "CUDA_ERROR_NO_BINARY_FOR_GPU"
                                       : "CUDA_ERROR_INVALID_VALUE";
     return kSuccess;
 }

@@ -3,7 +3,7 @@
 // Included instead of the PTX headers when CADRE_EMULATION is defined. What the device leaves open is taken at its
 // worst: copies land late, products are done at the wait that covers them (or at once, by seed), bulk additions read
 // shared memory at the wait for reading and reach global memory at the wait for the end. wgmma and bulk copies see only
-// stores that a fence has published. Names in `ptx` are documented there.
+// stores that a fence has published. Names in `ptx` are documented there; those of warp.cuh are in warp.hpp.
 #pragma once
 #include <algorithm>
 #include <cmath>
@@ -370,3 +370,5 @@ void wgmma(float (&d)[N], const uint32_t* a, uint64_t b, int keep) {
 }
 
 }  // namespace ptx
+
+#include "warp.hpp"

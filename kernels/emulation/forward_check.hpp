@@ -5,8 +5,7 @@
 #pragma once
 #include <algorithm>
 
-#include "forward.cu"
-#include "reference.hpp"
+#include "families.hpp"
 #include "rows.hpp"
 #include "verdict.hpp"
 
@@ -17,9 +16,10 @@ struct Output {
     std::vector<float> lse;
 };
 
-template <int D, class Cap>
+template <class Family, int D, class Cap>
 Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
-    using F = cadre::Forward<D>;
+    using F = typename Family::template Forward<D>;
+    const int dim = batch.dim;
     struct Costed {
         cadre::ForwardTile tile;
         int cost;
@@ -48,41 +48,38 @@ Output forward(const shapes::Batch& batch, int grid, uint64_t seed) {
     std::vector<cadre::ForwardTile> list;
     for (const Costed& it : tiles) list.push_back(it.tile);
 
-    Output out{std::vector<uint16_t>((size_t)batch.q_rows * batch.heads * D, 0x7fff),
+    Output out{std::vector<uint16_t>((size_t)batch.q_rows * batch.heads * dim, 0x7fff),
                std::vector<float>((size_t)batch.q_rows * batch.heads, NAN)};
-    std::vector<float> part_o((size_t)slots * F::kRows * D, NAN), part_lse((size_t)slots * F::kRows, NAN);
+    std::vector<float> part_o((size_t)slots * F::kRows * dim, NAN), part_lse((size_t)slots * F::kRows, NAN);
     uint32_t next = 0;
     const cadre::ForwardParameters p{batch.tasks.data(), list.data(),    (int)list.size(), &next,
                                      batch.heads,        batch.group,    batch.segment,    batch.scale_log2(),
                                      out.o.data(),       out.lse.data(), part_o.data(),    part_lse.data(),
                                      batch.inner_scale()};
-    const ptx::TensorMap q{batch.q.data(), D, batch.heads, batch.q_rows, F::kRows};
-    const ptx::TensorMap k{batch.k.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
-    const ptx::TensorMap v{batch.v.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
-    machine::launch(grid, cadre::kThreads, sizeof(typename F::Shared), seed,
-                    [&] { cadre::forward<D, Cap>(p, q, k, v); });
+    Family::template forward<D, Cap>(p, batch, grid, seed);
     if (!merges.empty()) {
-        const cadre::MergeParameters m{batch.tasks.data(), merges.data(),   (int)merges.size(), batch.heads,   D,
+        const cadre::MergeParameters m{batch.tasks.data(), merges.data(),   (int)merges.size(), batch.heads,   dim,
                                        part_o.data(),      part_lse.data(), out.o.data(),       out.lse.data()};
         machine::launch(2, cadre::kRowThreads, 0, seed, [&] { cadre_merge(m); });
     }
     return out;
 }
 
-template <int D, class Cap>
+template <class Family, int D, class Cap>
 void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64_t seed, bool cuts) {
-    const Output out = forward<D, Cap>(batch, 2, seed);
+    const Output out = forward<Family, D, Cap>(batch, 2, seed);
+    const int dim = batch.dim;
     std::vector<size_t> sums, numbers;  // of rows that somebody holds
     for (size_t i = 0; i < out.o.size(); ++i) {
-        if (!batch.q_held[i / D / batch.heads]) continue;
+        if (!batch.q_held[i / dim / batch.heads]) continue;
         numbers.push_back(i);
-        if (i % D == 0) sums.push_back(i / D);
+        if (i % dim == 0) sums.push_back(i / dim);
     }
     auto number = [&](size_t i) { return machine::widen(out.o[i]); };
     verdict::within("LSE", sums, [&](size_t i) { return out.lse[i]; }, expected.lse);
     verdict::within("O", numbers, number, expected.o);
     if (!batch.drawn) verdict::close("O", numbers, number, expected.o.right, 4e-3);
-    verdict::untouched<uint16_t>("O", out.o, (size_t)batch.heads * D, batch.q_held, 0x7fff);
+    verdict::untouched<uint16_t>("O", out.o, (size_t)batch.heads * dim, batch.q_held, 0x7fff);
     verdict::untouched<float>("LSE", out.lse, batch.heads, batch.q_held, NAN);
     if (!cuts) return;
     // Other cuts of the same rows, one task a piece, other order of work: the same bits.
@@ -95,7 +92,7 @@ void check(const shapes::Batch& batch, const shapes::Reference& expected, uint64
             other.tasks.push_back(piece);
         }
     }
-    const Output again = forward<D, Cap>(other, 3, seed + 1);
+    const Output again = forward<Family, D, Cap>(other, 3, seed + 1);
     verdict::same_bits("O of other cuts", out.o, again.o);
     verdict::same_bits("LSE of other cuts", out.lse, again.lse);
 }

@@ -5,16 +5,23 @@
 // A launch is refused where threads, shared memory or arguments are not those that the kernel's head comment says.
 #include "backward.cu"
 #include "forward.cu"
+#include "portable/backward.cu"
+#include "portable/forward.cu"
 #include "rows.hpp"
 
 namespace {
 
+// What a launch has behind its parameters: tensor maps, or the tensors of portable kernels.
+struct Arguments {
+    std::vector<ptx::TensorMap> maps;
+    std::vector<cadre::portable::Tensor> tensors;
+};
 struct Kernel {
     const char* name;
     cadre::Launch launch;
     size_t parameter_bytes;
-    int maps;
-    std::function<void(const void*, const ptx::TensorMap*)> body;
+    int maps, tensors;
+    std::function<void(const void*, const Arguments&)> body;
     bool loaded = false;
 };
 
@@ -27,8 +34,10 @@ Kernel forward_kernel(const char* name) {
             {cadre::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
             sizeof(cadre::ForwardParameters),
             3,
-            [](const void* p, const ptx::TensorMap* maps) {
-                cadre::forward<D, Cap>(*static_cast<const cadre::ForwardParameters*>(p), maps[0], maps[1], maps[2]);
+            0,
+            [](const void* p, const Arguments& it) {
+                cadre::forward<D, Cap>(*static_cast<const cadre::ForwardParameters*>(p), it.maps[0], it.maps[1],
+                                       it.maps[2]);
             }};
 }
 template <int D, class Cap>
@@ -38,14 +47,41 @@ Kernel backward_kernel(const char* name) {
             {cadre::kThreads, (int)sizeof(typename B::Shared), B::kRows, B::kKeys},
             sizeof(cadre::BackwardParameters),
             4,
-            [](const void* p, const ptx::TensorMap* maps) {
-                cadre::backward<D, Cap>(*static_cast<const cadre::BackwardParameters*>(p), maps[0], maps[1], maps[2],
-                                        maps[3]);
+            0,
+            [](const void* p, const Arguments& it) {
+                cadre::backward<D, Cap>(*static_cast<const cadre::BackwardParameters*>(p), it.maps[0], it.maps[1],
+                                        it.maps[2], it.maps[3]);
+            }};
+}
+template <int D, class Cap>
+Kernel portable_forward(const char* name) {
+    using F = cadre::portable::Forward<D>;
+    return {name,
+            {F::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
+            sizeof(cadre::ForwardParameters),
+            0,
+            3,
+            [](const void* p, const Arguments& it) {
+                cadre::portable::forward<D, Cap>(*static_cast<const cadre::ForwardParameters*>(p), it.tensors[0],
+                                                 it.tensors[1], it.tensors[2]);
+            }};
+}
+template <int D, class Cap>
+Kernel portable_backward(const char* name) {
+    using B = cadre::portable::Backward<D>;
+    return {name,
+            {B::kThreads, (int)sizeof(typename B::Shared), B::kTileRows, B::kKeys},
+            sizeof(cadre::BackwardParameters),
+            0,
+            4,
+            [](const void* p, const Arguments& it) {
+                cadre::portable::backward<D, Cap>(*static_cast<const cadre::BackwardParameters*>(p), it.tensors[0],
+                                                  it.tensors[1], it.tensors[2], it.tensors[3]);
             }};
 }
 template <class Parameters, class Body>
 Kernel rows_kernel(const char* name, Body body) {
-    return {name, {cadre::kRowThreads, 0, 0, 0}, sizeof(Parameters), 0, [body](const void* p, const ptx::TensorMap*) {
+    return {name, {cadre::kRowThreads, 0, 0, 0}, sizeof(Parameters), 0, 0, [body](const void* p, const Arguments&) {
                 body(*static_cast<const Parameters*>(p));
             }};
 }
@@ -64,6 +100,18 @@ std::vector<Kernel>& kernels() {
         backward_kernel<64, cadre::Softcap>("cadre_backward_64_softcap"),
         backward_kernel<128, cadre::Softcap>("cadre_backward_128_softcap"),
         backward_kernel<256, cadre::Softcap>("cadre_backward_256_softcap"),
+        portable_forward<64, cadre::Plain>("cadre_portable_forward_64"),
+        portable_forward<128, cadre::Plain>("cadre_portable_forward_128"),
+        portable_forward<256, cadre::Plain>("cadre_portable_forward_256"),
+        portable_forward<64, cadre::Softcap>("cadre_portable_forward_64_softcap"),
+        portable_forward<128, cadre::Softcap>("cadre_portable_forward_128_softcap"),
+        portable_forward<256, cadre::Softcap>("cadre_portable_forward_256_softcap"),
+        portable_backward<64, cadre::Plain>("cadre_portable_backward_64"),
+        portable_backward<128, cadre::Plain>("cadre_portable_backward_128"),
+        portable_backward<256, cadre::Plain>("cadre_portable_backward_256"),
+        portable_backward<64, cadre::Softcap>("cadre_portable_backward_64_softcap"),
+        portable_backward<128, cadre::Softcap>("cadre_portable_backward_128_softcap"),
+        portable_backward<256, cadre::Softcap>("cadre_portable_backward_256_softcap"),
         rows_kernel<cadre::MergeParameters>("cadre_merge", [](auto& p) { cadre_merge(p); }),
         rows_kernel<cadre::FinishParameters>("cadre_finish_dq", [](auto& p) { cadre_finish_dq(p); }),
         rows_kernel<cadre::SinkParameters>("cadre_sink", [](auto& p) { cadre_sink(p); }),
@@ -106,7 +154,20 @@ void run_launch(const Kernel& it, unsigned grid, uint64_t seed, const std::funct
         if (hangs) told_to ? tell_places() : (void)(hung = true);
         return hangs;
     };
+    // Warps of a portable kernel get on alone.
+    machine::herd = it.tensors ? 32 : 128;
     machine::launch((int)std::min(grid, 3u), it.launch.threads, it.launch.shared_bytes, seed, body);
+}
+
+// Whether this GPU runs what a file holds: PTX in a fatbin, for 8.0 and later; machine code of 9.0, which is sm_90a and
+// for that alone; other machine code of its generation that is not newer.
+bool runs(const void* image) {
+    const auto* bytes = static_cast<const uint8_t*>(image);
+    const int capability = emulated_capability();
+    if (!memcmp(bytes, "\x50\xED\x55\xBA", 4)) return capability >= 80;
+    // An ELF file of CUDA 13 has the compute capability there.
+    const int of = bytes[49];
+    return of == 90 ? of == capability : of / 10 == capability / 10 && of <= capability;
 }
 
 }  // namespace
@@ -122,12 +183,12 @@ CALL cuModuleLoadData(void** module, const void* image) {
     const Lock lock(mutex);
     *module = const_cast<void*>(image);
     if (++modules > setting("CADRE_EMULATED_MODULES", 1l << 60)) return kOutOfMemory;
-    return memcmp(image,
-                  "\x7f"
-                  "ELF",
-                  4)
-               ? kInvalidValue
-               : kSuccess;
+    const bool is_known = !memcmp(image,
+                                  "\x7f"
+                                  "ELF",
+                                  4) ||
+                          !memcmp(image, "\x50\xED\x55\xBA", 4);
+    return !is_known ? kInvalidValue : runs(image) ? kSuccess : kNoBinary;
 }
 CALL cuModuleUnload(void*) {
     const Lock lock(mutex);
@@ -145,6 +206,14 @@ CALL cuFuncSetAttribute(void* function, int attribute, int value) {
     // 8: the most dynamic shared memory.
     const Kernel& it = *static_cast<Kernel*>(function);
     return attribute == 8 && value == it.launch.shared_bytes ? kSuccess : kInvalidValue;
+}
+CALL cuOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, void* function, int threads, size_t shared) {
+    const Lock lock(mutex);
+    const Kernel& it = *static_cast<Kernel*>(function);
+    if (threads != it.launch.threads || (int)shared != it.launch.shared_bytes) return kInvalidValue;
+    constexpr int kShared = 100 << 10, kOwn = 1 << 10;  // of a processor, and what each block takes besides
+    *blocks = std::max(1, kShared / (it.launch.shared_bytes + kOwn));
+    return kSuccess;
 }
 CALL cuFuncLoad(void* function) {
     const Lock lock(mutex);
@@ -177,8 +246,11 @@ CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsig
         auto* finish = reinterpret_cast<cadre::FinishParameters*>(parameters.data());
         if (finish->dq_bf16) finish->scale = 1;
     }
-    std::vector<ptx::TensorMap> maps;
-    for (int i = 0; i < it->maps; ++i) maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
+    Arguments others;
+    for (int i = 0; i < it->maps; ++i) others.maps.push_back(*static_cast<const ptx::TensorMap*>(arguments[1 + i]));
+    for (int i = 0; i < it->tensors; ++i) {
+        others.tensors.push_back(*static_cast<const cadre::portable::Tensor*>(arguments[1 + i]));
+    }
     if (++launches > setting("CADRE_EMULATED_LOST", 1l << 60)) {
         // As a real one: the launch is accepted, the error shows later.
         lost = true;
@@ -189,7 +261,7 @@ CALL cuLaunchKernel(void* function, unsigned grid, unsigned y, unsigned z, unsig
         // Other threads go on meanwhile.
         mutex.unlock();
         machine_mutex.lock();
-        run_launch(*it, grid, seed, [&] { it->body(parameters.data(), maps.data()); });
+        run_launch(*it, grid, seed, [&] { it->body(parameters.data(), others); });
         machine_mutex.unlock();
         mutex.lock();
     });

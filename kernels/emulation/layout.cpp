@@ -5,6 +5,7 @@
 
 #include "backward.cuh"
 #include "forward.cuh"
+#include "portable/rows.cuh"
 #include "rows.cuh"
 
 #define SIZE(T) printf("%s %zu", #T, sizeof(cadre::T))
@@ -31,6 +32,7 @@
 // Units of both words lie alike.
 namespace cadre {
 using CopyUnit = RowCopy<uint4>;
+using portable::Tensor;
 static_assert(sizeof(CopyUnit) == sizeof(RowCopy<uint32_t>) && sizeof(Copy16Parameters) == sizeof(Copy4Parameters),
               "the host makes one list for either word");
 }  // namespace cadre
@@ -43,6 +45,7 @@ int main() {
     LINE(5, MergeTile, task, q_tile, head, first_slot, slots);
     LINE(3, BackwardTile, bundle, key_tile, kv_head);
     LINE(2, QueryTile, task, q_tile);
+    LINE(3, Tensor, data, heads, dim);
     LINE(13, ForwardParameters, tasks, tiles, tile_count, next, heads, group, segment_rows, scale_log2, o, lse, part_o,
          part_lse, inner_scale);
     LINE(9, MergeParameters, tasks, tiles, tile_count, heads, dim, part_o, part_lse, o, lse);

@@ -114,6 +114,13 @@ struct Pending {  // an asynchronous copy
     int rounds;  // until it may land
 };
 
+// What a lane gives to an operation of its warp.
+struct Operand {
+    float* d;
+    const uint32_t *a, *b;
+    uint32_t *to, from;
+};
+
 struct Block {
     int index = 0;
     std::vector<uint8_t> store, async_store;
@@ -126,12 +133,20 @@ struct Block {
     std::vector<Meeting> warps;
     std::vector<Warpgroup> warpgroups;
     std::vector<std::array<uint64_t, 32>> exchanged;
+    std::vector<std::array<Operand, 32>> operands;
     std::deque<Pending> copies;
 };
 
 // What a thread waits for, as the words of kernels/cuda/ptx/watch.cuh.
 struct WaitsAt {
     uint32_t kind = 0, what = 0, parity = 0, seen = 0;
+};
+
+// 16 bytes on their way into shared memory, for a thread that has to wait for them.
+struct ThreadCopy {
+    uint32_t to;
+    const void* from;
+    bool held;
 };
 
 struct Fiber {
@@ -145,6 +160,8 @@ struct Fiber {
     int stall = 0;                                        // rounds
     std::vector<std::pair<uint32_t, uint32_t>> unfenced;  // stores: address, bytes
     std::vector<std::function<void()>> reads, writes;     // bulk additions: not read yet, not added yet
+    std::vector<ThreadCopy> fetched, committed;           // copies of a thread
+    std::vector<std::pair<float*, float>> adds;           // additions of a thread: not done yet
 };
 
 inline std::vector<std::unique_ptr<Block>> blocks;
@@ -154,8 +171,9 @@ inline Fiber* current;
 inline std::function<void()> kernel;
 inline uint64_t moves;  // grows whenever anything happens
 inline uint64_t random_state;
-inline bool stalls;  // by seed
-inline bool eager;   // products are done when committed, not when waited for
+inline bool stalls;     // by seed
+inline bool eager;      // products and copies are done when committed, not when waited for
+inline int herd = 128;  // threads that stall together: a warpgroup, or a warp
 
 // Plays of what a GPU may do: the how-manieth arrival at an mbarrier from here that is lost, how often the first
 // numbers of a product are off (0: never), and MN-major operands whose swizzle counts from where they begin, not by
@@ -211,6 +229,8 @@ inline void enter() {
     kernel();
     if (!current->reads.empty()) fail("a thread ended before its bulk additions had read shared memory");
     for (auto& write : current->writes) write();
+    if (!current->fetched.empty() || !current->committed.empty()) fail("a thread ended before its copies were there");
+    for (auto& [to, number] : current->adds) *to += number;
     current->done = true;
     ++moves;
     for (;;) yield();
@@ -224,7 +244,8 @@ inline std::unique_ptr<Block> make_block(int index, int threads, size_t shared_b
         return reinterpret_cast<uint8_t*>((reinterpret_cast<uintptr_t>(store.data()) + 1023) & ~uintptr_t(1023));
     };
     block->generic = aligned(block->store), block->async = aligned(block->async_store);
-    block->warps.resize(threads / 32), block->exchanged.resize(threads / 32), block->warpgroups.resize(threads / 128);
+    block->warps.resize(threads / 32), block->exchanged.resize(threads / 32), block->operands.resize(threads / 32),
+        block->warpgroups.resize(threads / 128);
     return block;
 }
 
@@ -277,9 +298,9 @@ inline void launch(int grid, int threads, size_t shared_bytes, uint64_t seed, st
     for (int quiet = 0;;) {
         const uint64_t before = moves;
         bool left = false;
-        for (size_t i = 0; i < fibers.size(); i += 128) {
+        for (size_t i = 0; i < fibers.size(); i += herd) {
             const bool stalled = seed && random_bits() % 4 == 0;
-            for (size_t t = i; t < i + 128 && t < fibers.size(); ++t) {
+            for (size_t t = i; t < i + herd && t < fibers.size(); ++t) {
                 if (fibers[t].done) continue;
                 left = true;
                 if (stalled || (fibers[t].stall && fibers[t].stall--)) continue;

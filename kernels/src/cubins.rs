@@ -1,6 +1,7 @@
 //! The GPU kernels inside this binary.
 //!
-//! Out: the cubins that `make kernels` had built before this crate was, for `sm_90a`; none otherwise. Which kernels they hold,
+//! Out: what `make kernels` had built before this crate was: cubins for `sm_90a`, and the portable kernels as PTX for
+//! `compute_80` with their cubins for `sm_80`; none otherwise. Which kernels they hold,
 //! and how they are launched, is said by the head comments of `kernels/cuda`; the numbers of a launch are the constants
 //! `NAME_launch` in the cubin itself. Their symbols are local, so a driver does not find them: they are read from the file.
 //!
@@ -15,8 +16,19 @@ pub struct Cubin {
     pub bytes: &'static [u8],
 }
 
-/// All of them; empty in a build without GPU kernels.
+/// A file of the portable kernels.
+#[derive(Clone, Copy, Debug)]
+pub struct PortableKernels {
+    /// Machine code of `sm_80`, which those of 8.6 and 8.9 take too; how its kernels are launched on any GPU.
+    pub cubin: Cubin,
+    /// A fatbin of PTX, which the driver compiles for other GPUs.
+    pub ptx: &'static [u8],
+}
+
+/// All of Hopper; empty in a build without GPU kernels.
 pub const CUBINS: &[Cubin] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
+/// All that any GPU from `sm_80` on runs; empty in a build without GPU kernels.
+pub const PORTABLE: &[PortableKernels] = include!(concat!(env!("OUT_DIR"), "/portable.rs"));
 
 impl Cubin {
     /// Reads the constant `name`, an array of `N` words, from the file; none if it is missing or
@@ -152,6 +164,28 @@ mod tests {
             for cut in [0, 50, 64, cubin.bytes.len() / 2] {
                 let part = Cubin { name: cubin.name, bytes: &cubin.bytes[..cut] };
                 assert_eq!(part.constant::<4>(&format!("{name}_launch")), None);
+            }
+        }
+    }
+
+    #[test]
+    fn the_portable_kernels_are_ptx_and_fit_a_block_of_any_gpu() {
+        if !are_embedded() {
+            return;
+        }
+        for PortableKernels { cubin, ptx } in PORTABLE {
+            assert!(ptx.starts_with(&[0x50, 0xED, 0x55, 0xBA]), "{} is no fatbin", cubin.name);
+            for dim in [64, 128, 256] {
+                let name = format!("cadre_portable_{}_{dim}", cubin.name);
+                let Some([threads, shared, rows, keys]) = cubin.constant(&format!("{name}_launch"))
+                else {
+                    assert_eq!(cubin.name, "rows", "{name} is not there");
+                    continue;
+                };
+                assert!(threads == 128 || threads == 256, "{name}: {threads}");
+                // 99 KiB: what a block of sm_86, sm_89 and sm_120 can have.
+                assert!(shared <= 99 << 10, "{name}: {shared}");
+                assert!(rows % 64 == 0 && keys % 32 == 0, "{name}: {rows} rows, {keys} keys");
             }
         }
     }

@@ -6,11 +6,11 @@
 //! It keeps no state between launches but memory to use again. Invariant: which kernels run depends on shape and type alone,
 //! so processes with one [`Engine::numerics_id`] compute the same bits.
 
-use crate::cubins::CUBINS;
+use crate::cubins::{CUBINS, PORTABLE};
 use crate::device::host::HostRows;
-use crate::device::{self, Gpu, Order, Refusal};
+use crate::device::{self, Family, Gpu, Order, Refusal};
 use crate::{Backward, Error, Forward, Heads, Threads};
-use crate::{backward, check, cpu, forward, is_gpu_head_dim, numerics_id};
+use crate::{backward, check, cpu, forward, numerics_id};
 
 /// What a process is asked to compute with.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -175,8 +175,8 @@ impl Engine {
         match (&self.gpu, &self.without) {
             (Some(gpu), _) => {
                 let gpu = gpu.stream().gpu();
-                let (number, name) = (gpu.ordinal(), gpu.name());
-                format!("GPU {number}, {name}; what has no GPU kernel on {cpu}")
+                let (number, name, kernels) = (gpu.ordinal(), gpu.name(), gpu.kernels());
+                format!("GPU {number}, {name}, {kernels}; what has no GPU kernel on {cpu}")
             }
             (None, Some(why)) => format!("{cpu}; no GPU: {why}"),
             (None, None) => cpu,
@@ -191,14 +191,25 @@ impl Engine {
     /// Names what the bits of any rows depend on.
     pub fn numerics_id(&self) -> String {
         let cpu = numerics_id();
-        if self.gpu.is_none() {
-            return cpu;
-        }
+        let Some(gpu) = self.gpu() else { return cpu };
         let mut digest = xxhash_rust::xxh3::Xxh3::new();
-        for cubin in CUBINS {
-            digest.update(cubin.bytes);
-        }
-        format!("{cpu}{OF_GPU}sm_90a {:016x}", digest.digest())
+        let kernels = match gpu.family() {
+            Family::Hopper => {
+                for it in CUBINS {
+                    digest.update(it.bytes);
+                }
+                "sm_90a".to_owned()
+            }
+            // Products add up in an order of each generation's own.
+            Family::Portable => {
+                for it in PORTABLE {
+                    digest.update(it.ptx);
+                }
+                let (major, minor) = gpu.capability();
+                format!("sm_{major}{minor} portable")
+            }
+        };
+        format!("{cpu}{OF_GPU}{kernels} {:016x}", digest.digest())
     }
 
     /// What computes rows with these heads, bf16 or not, by the name that a calibration of it has.
@@ -211,7 +222,7 @@ impl Engine {
 
     /// Whether rows with these heads, bf16 or not, are computed on the GPU.
     pub fn is_on_gpu(&self, heads: Heads, bf16: bool) -> bool {
-        self.gpu.is_some() && bf16 && is_gpu_head_dim(heads.dim)
+        bf16 && self.gpu().is_some_and(|it| it.family().takes_head_dim(heads.dim))
     }
 
     /// Cost at which a launch is long enough, in pairs × query heads × dim.
@@ -233,8 +244,9 @@ impl Engine {
         for (task, it) in tasks.iter().enumerate() {
             check::forward(task, it)?;
         }
-        let fits = |(task, it)| device::host::fits_forward(task, it);
         if let Some(gpu) = &mut self.gpu {
+            let family = gpu.stream().gpu().family();
+            let fits = |(task, it)| device::host::fits_forward(family, task, it);
             match tasks.iter().enumerate().try_for_each(fits) {
                 Ok(()) => return Ok(gpu.forward(tasks)?),
                 Err(refusal) => self.unfit = self.unfit.take().or(Some(refusal)),
@@ -252,8 +264,9 @@ impl Engine {
         for (bundle, it) in bundles.iter().enumerate() {
             check::backward(bundle, it)?;
         }
-        let fits = |(bundle, it)| device::host::fits_backward(bundle, it);
         if let Some(gpu) = &mut self.gpu {
+            let family = gpu.stream().gpu().family();
+            let fits = |(bundle, it)| device::host::fits_backward(family, bundle, it);
             match bundles.iter().enumerate().try_for_each(fits) {
                 Ok(()) => return Ok(gpu.backward(bundles)?),
                 // Some key tiles of a bundle that the GPU could do would be other bits here.

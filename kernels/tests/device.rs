@@ -180,3 +180,34 @@ fn memory_that_cannot_be_pinned_is_named_with_a_remedy() {
 fn kernels_of_another_build_are_refused_by_name() {
     run("uploads::builds", &[]);
 }
+
+/// An A100.
+const SM_80: (&str, &str) = ("CADRE_EMULATED_CAPABILITY", "80");
+/// A GPU whose driver compiles the portable kernels.
+const SM_120: (&str, &str) = ("CADRE_EMULATED_CAPABILITY", "120");
+
+#[test]
+fn a_gpu_without_kernels_of_its_own_runs_the_portable_ones() {
+    run("forward", &[SM_80, ("CADRE_EMULATED_SEED", "3")]);
+    run("backward", &[SM_120, ("CADRE_EMULATED_SEED", "4")]);
+    run("plans", &[SM_80]);
+    run("softcap::softcap", &[SM_80]);
+}
+
+#[test]
+fn the_portable_kernels_take_any_head_dim_of_whole_16_bytes() {
+    run("portable::other_head_dims", &[SM_80]);
+}
+
+#[test]
+fn an_engine_says_which_kernels_run_and_names_them_by_compute_capability() {
+    let wanted = |what| ("CADRE_TEST_KERNELS", what);
+    let says = "portable kernels, as compute capability 8.9 has no others";
+    run("portable::engine", &[("CADRE_EMULATED_CAPABILITY", "89"), wanted(says)]);
+    let asked = ("CADRE_GPU_KERNELS", "portable");
+    run("portable::engine", &[asked, wanted("portable kernels, as CADRE_GPU_KERNELS says")]);
+    let old = "has compute capability 7.5, the kernels are for 8.0 and newer";
+    run("portable::refused", &[("CADRE_EMULATED_CAPABILITY", "75"), wanted(old)]);
+    let hopper = ("CADRE_GPU_KERNELS", "hopper");
+    run("portable::refused", &[SM_80, hopper, wanted("CADRE_GPU_KERNELS is \"hopper\"")]);
+}

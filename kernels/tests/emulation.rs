@@ -2,7 +2,7 @@
 //!
 //! In: `cuda/` and `emulation/`, a C++17 compiler (`c++`, or what `CXX` names). Out: every shape of
 //! `emulation/shapes.hpp` for every head dim, forward and backward, under several seeds of stalls, and shapes that are drawn, half
-//! of them by the commit (`testing/seeds.rs`). It sees no speed and no GPU.
+//! of them by the commit (`testing/seeds.rs`); the portable kernels on fewer, and on all in the soak. It sees no speed and no GPU.
 //!
 //! Invariant: the checks have teeth: `scripts/planted kernels` plants the bugs of `planted/kernels.toml`, and each must be caught.
 
@@ -65,6 +65,52 @@ fn shapes_that_are_drawn_are_within_the_bounds_of_their_roundings() {
         // A seed of stalls each: odd ones sum dQ in one order, and compare bits over cuts and launches.
         let words = [part, "0", "2"].into_iter().chain(shapes.iter().map(String::as_str));
         check(&words.collect::<Vec<_>>());
+    }
+}
+
+/// Shapes that have most of what can go wrong: edges, masks, segments, rows without keys, several tasks and bundles.
+const TELLING: [&str; 5] = [
+    "two bundles of one document",
+    "window over keys held in part",
+    "rows before the first key",
+    "ragged documents, causal",
+    "segments",
+];
+
+/// The first `count` of [`TELLING`]; the second seed sums dQ in one order, and compares bits over cuts and launches.
+fn check_telling(part: &str, dim: &str, count: usize) {
+    check(&[&[part, dim, "2"][..], &TELLING[..count]].concat());
+}
+
+#[test]
+fn the_portable_forward_is_right_and_its_bits_do_not_depend_on_cuts() {
+    check(&["portable-forward", "64", "2"]);
+    check_telling("portable-forward", "128", 5);
+    check_telling("portable-forward", "256", 3);
+    check_telling("portable-forward-softcap", "64", 5);
+}
+
+#[test]
+fn the_portable_backward_is_right_and_its_bits_do_not_depend_on_cuts() {
+    check_telling("portable-backward", "64", 5);
+    check_telling("portable-backward", "128", 5);
+    check_telling("portable-backward", "256", 2);
+    check_telling("portable-backward-softcap", "64", 5);
+}
+
+#[test]
+#[ignore = "takes minutes: make soak PARTS=kernels"]
+fn the_portable_kernels_are_right_on_all_shapes() {
+    let drawn: Vec<String> = (0..100).map(|seed| format!("random {seed}")).collect();
+    for part in ["portable-forward", "portable-backward"] {
+        for capped in ["", "-softcap"] {
+            let part = format!("{part}{capped}");
+            for dim in ["0", "24", "80", "96", "112", "200"] {
+                check(&[&part, dim, "3"]);
+            }
+            let words = [part.as_str(), "0", "2"].into_iter();
+            check(&words.chain(drawn.iter().map(String::as_str)).collect::<Vec<_>>());
+        }
     }
 }
 

@@ -95,7 +95,8 @@ fn gpu(asked: &Asked) -> Finding {
             Finding { name: GPU, state: State::Ok, what, remedy: None }
         }
         Err(error) => {
-            let remedy = "run where there is a Hopper GPU with its driver, or say --engine=auto";
+            let remedy = "run where there is an NVIDIA GPU of compute capability 8.0 or newer, with its driver, or say \
+                          --engine=auto";
             absent(GPU, is_asked, error.to_string(), remedy)
         }
     }

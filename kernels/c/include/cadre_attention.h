@@ -1,7 +1,8 @@
-/* Cadre's attention kernels for NVIDIA Hopper GPUs, for programs in C and whatever calls C.
+/* Cadre's attention kernels for NVIDIA GPUs from sm_80 on, for programs in C and whatever calls C.
  *
- * A batch of documents of any lengths, causal, full or with a window; grouped KV heads; head dim 64, 128 or 256; bf16
- * in and out, f32 sums. O, LSE, dK, dV, and dQ in a fixed order, have the same bits run after run.
+ * A batch of documents of any lengths, causal, full or with a window; grouped KV heads; head dim 64, 128 or 256, and on
+ * GPUs that run the portable kernels (all but those of compute capability 9.0) each multiple of 8 up to 256; bf16 in
+ * and out, f32 sums. O, LSE, dK, dV, and dQ in a fixed order, have the same bits run after run.
  *
  * Make a plan of a batch's tasks once, then run it for each layer, on your own stream. A run enqueues kernels and
  * returns. Nothing here waits for the GPU except cadre_wait, cadre_memory_read, the calls that free, and making a plan

@@ -21,8 +21,8 @@ use super::error::Error;
 use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Stream};
-use super::modules::BACKWARD;
-use super::plan::{BackwardBundle, Shape, bundle, reach, task, tensor_map};
+use super::modules::Kernel;
+use super::plan::{BackwardBundle, Shape, TensorArgument, bundle, reach, task};
 use super::scratch::{Held, Scratch};
 use super::slice::{Slice, SliceMut};
 use super::tables::{BackwardParameters, BackwardTile, Bundle, FinishParameters, QueryTile, Task};
@@ -93,6 +93,11 @@ pub struct BackwardPlan {
     batch: Batch,
 }
 
+/// The kernel that a shape needs.
+fn kernel(gpu: &Gpu, shape: &Shape) -> Kernel {
+    gpu.kernel(shape.kernel(gpu.family().backward()))
+}
+
 impl BackwardPlan {
     /// Checks `bundles`, makes the lists of `launches` launches that share out the key tiles of every bundle, and copies
     /// them to the GPU of `stream`.
@@ -124,7 +129,7 @@ impl BackwardPlan {
         (order, launches): (Order, u32),
         scratch: &Scratch,
     ) -> Result<Self, Error> {
-        shape.check()?;
+        shape.check(stream.gpu().family())?;
         scratch.is_on(stream.gpu())?;
         if launches > MOST_LAUNCHES {
             return Err(Refusal::Launches { launches, most: MOST_LAUNCHES }.into());
@@ -152,7 +157,9 @@ impl BackwardPlan {
         let heads = shape.heads;
         let sum_tiles = lists::place_sums(&mut tasks) * heads.query;
         let gpu = stream.gpu();
-        let mut lists = lists::backward(&tasks, &table, heads, order, launches.max(1) as i32);
+        let keys = kernel(gpu, &shape).launch.keys;
+        let launches = launches.max(1) as i32;
+        let mut lists = lists::backward(&tasks, &table, (heads, keys), order, launches);
         lists.retain(|it| !it.tiles.is_empty());
         lists.iter().try_for_each(|it| short("the tile list", it.tiles.len() as u64))?;
         let finish = lists::finish(&tasks);
@@ -227,12 +234,14 @@ impl BackwardPlan {
             QueryGradients::Bf16(it) => ((0, 0), it.place()),
         };
         tensor("dq", if dq.0 == 0 { dq_bf16 } else { dq }, queries * heads.dim, 16)?;
-        let kernel = self.gpu.kernel(self.shape.kernel(BACKWARD));
+        let kernel = kernel(&self.gpu, &self.shape);
         let (box_rows, box_keys) = (kernel.launch.rows, kernel.launch.keys);
-        let mut q_map = tensor_map(q.place(), heads.query, heads.dim, box_rows)?;
-        let mut dout_map = tensor_map(dout.place(), heads.query, heads.dim, box_rows)?;
-        let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
-        let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
+        let family = self.gpu.family();
+        let (query, kv) = ((heads.query, heads.dim), (heads.kv, heads.dim));
+        let mut q = TensorArgument::new(family, q.place(), query, box_rows)?;
+        let mut dout = TensorArgument::new(family, dout.place(), query, box_rows)?;
+        let mut k = TensorArgument::new(family, k.place(), kv, box_keys)?;
+        let mut v = TensorArgument::new(family, v.place(), kv, box_keys)?;
         let (tasks, sums) = (self.tasks.slice().place().0, held.sums(self.sums)?);
         held.behind(&self.made)?;
         for (bundles, tiles) in &self.launches {
@@ -261,12 +270,13 @@ impl BackwardPlan {
             };
             let mut arguments = [
                 (&raw mut parameters).cast::<c_void>(),
-                (&raw mut q_map).cast(),
-                (&raw mut dout_map).cast(),
-                (&raw mut k_map).cast(),
-                (&raw mut v_map).cast(),
+                q.pointer(),
+                dout.pointer(),
+                k.pointer(),
+                v.pointer(),
             ];
-            let blocks = self.shape.blocks(self.gpu.processors(), tiles.len());
+            let at_once = self.gpu.processors() * kernel.resident;
+            let blocks = self.shape.blocks(at_once, tiles.len());
             // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
             // freed wait for the launch.
             unsafe { self.batch.launch(stream, (kernel, blocks), &mut arguments) }?;

@@ -7,6 +7,7 @@
 
 use std::ops::Range;
 
+use super::family::Family;
 use super::plan::{Keys, TaskRows};
 use crate::check::{is_softcap, keys_held, positions};
 use crate::{Heads, Mask};
@@ -14,8 +15,11 @@ use crate::{Heads, Mask};
 /// Why the GPU kernels cannot do a launch.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum Refusal {
-    /// No kernel was compiled for the head dim.
-    #[error("head dim {dim} has no GPU kernel; use 64, 128 or 256, or the CPU")]
+    /// No kernel of the GPU's family takes the head dim.
+    #[error(
+        "head dim {dim} has no GPU kernel here; those for Hopper take 64, 128 and 256, the portable ones (CADRE_GPU_KERNELS) \
+         each multiple of 8 up to 256; use such, or the CPU"
+    )]
     Dim {
         /// The dimension.
         dim: usize,
@@ -163,9 +167,14 @@ pub enum Refusal {
 const MOST_ROWS: u64 = 1 << 30;
 
 /// Heads, scale and softcap.
-pub(super) fn common(heads: Heads, scale: f32, softcap: Option<f32>) -> Result<(), Refusal> {
+pub(super) fn common(
+    family: Family,
+    heads: Heads,
+    scale: f32,
+    softcap: Option<f32>,
+) -> Result<(), Refusal> {
     let Heads { query, kv, dim } = heads;
-    if !crate::is_gpu_head_dim(dim) {
+    if !family.takes_head_dim(dim) {
         return Err(Refusal::Dim { dim });
     }
     if kv == 0 || query == 0 || !query.is_multiple_of(kv) {
@@ -244,18 +253,20 @@ mod tests {
     #[test]
     fn heads_and_scale_that_have_no_kernel_are_refused() {
         let heads = Heads { query: 8, kv: 2, dim: 128 };
-        assert_eq!(common(heads, 0.1, None), Ok(()));
-        assert_eq!(common(heads, 0.1, Some(50.0)), Ok(()));
-        assert_eq!(common(Heads { dim: 96, ..heads }, 0.1, None), Err(Refusal::Dim { dim: 96 }));
-        let ratio = common(Heads { kv: 3, ..heads }, 0.1, None);
+        assert_eq!(common(Family::Hopper, heads, 0.1, None), Ok(()));
+        assert_eq!(common(Family::Hopper, heads, 0.1, Some(50.0)), Ok(()));
+        let padded = Heads { dim: 96, ..heads };
+        assert_eq!(common(Family::Hopper, padded, 0.1, None), Err(Refusal::Dim { dim: 96 }));
+        assert_eq!(common(Family::Portable, padded, 0.1, None), Ok(()));
+        let ratio = common(Family::Hopper, Heads { kv: 3, ..heads }, 0.1, None);
         assert_eq!(ratio, Err(Refusal::Ratio { query: 8, kv: 3 }));
         let many = Heads { query: 1 << 16, kv: 1 << 15, dim: 64 };
-        assert_eq!(common(many, 0.1, None), Err(Refusal::Heads { query: 1 << 16 }));
+        assert_eq!(common(Family::Hopper, many, 0.1, None), Err(Refusal::Heads { query: 1 << 16 }));
         for scale in [0.0, -1.0, f32::NAN, f32::INFINITY] {
             let refused = Refusal::Scale { scale: scale.to_string() };
-            assert_eq!(common(heads, scale, None), Err(refused));
+            assert_eq!(common(Family::Hopper, heads, scale, None), Err(refused));
             let refused = Refusal::Softcap { softcap: scale.to_string() };
-            assert_eq!(common(heads, 0.1, Some(scale)), Err(refused));
+            assert_eq!(common(Family::Hopper, heads, 0.1, Some(scale)), Err(refused));
         }
     }
 

@@ -16,8 +16,9 @@ use std::sync::Arc;
 use cudarc::driver::sys::{self, CUresult};
 
 use super::error::{Error, is_fatal};
-use super::modules::{self, Kernel, Modules};
-use crate::cubins::CUBINS;
+use super::family::{FAMILY_VARIABLE, Family};
+use super::modules::{Kernel, Modules};
+use crate::cubins::{CUBINS, PORTABLE};
 
 /// CUDA of the kernels' compiler, as the driver counts.
 const NEEDED: i32 = 13_000;
@@ -34,6 +35,8 @@ struct Inner {
     name: String,
     uuid: String,
     processors: u32,
+    family: Family,
+    capability: (i32, i32),
 }
 
 // SAFETY: handles of the driver, which may be used from any thread; `bind` makes the context current first.
@@ -78,7 +81,7 @@ impl Gpu {
     ///
     /// # Errors
     ///
-    /// No driver, an old one, no such GPU, one that is no Hopper, or a build without kernels.
+    /// No driver, an old one, no such GPU, one that is older than the kernels, or a build without kernels.
     pub fn open(ordinal: usize) -> Result<Self, Error> {
         Self::open_with(ordinal, None)
     }
@@ -142,22 +145,23 @@ impl Gpu {
         let uuid = words_of(uuid.bytes.map(|it| it as u8));
         let major = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?;
         let minor = attribute(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?;
-        if (major, minor) != (9, 0) {
-            return Err(Error::Generation { name, major, minor });
-        }
-        if CUBINS.is_empty() {
+        let capability = (major, minor);
+        let asked = std::env::var_os(FAMILY_VARIABLE);
+        let asked = asked.as_ref().map(|it| it.to_string_lossy());
+        let family = Family::of(&name, capability, asked.as_deref())?;
+        if CUBINS.is_empty() || PORTABLE.is_empty() {
             return Err(Error::NoKernels);
         }
-        let cubins = form.map_or_else(|| Ok(CUBINS.to_vec()), modules::cubins_of)?;
         let processors = attribute(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)? as u32;
         let mut context = std::ptr::null_mut();
         // SAFETY: the context that every user of the device in this process shares; released in `drop`.
         let code = unsafe { sys::cuDevicePrimaryCtxRetain(&raw mut context, device) };
         call("cuDevicePrimaryCtxRetain", alone, code)?;
         let modules = Modules::default();
-        let mut inner = Inner { device, context, modules, ordinal, name, uuid, processors };
+        let mut inner =
+            Inner { device, context, modules, ordinal, name, uuid, processors, family, capability };
         inner.bind()?;
-        inner.modules.load(&cubins)?;
+        inner.modules.load(family, capability, form)?;
         Ok(Self(Arc::new(inner)))
     }
 
@@ -174,6 +178,28 @@ impl Gpu {
     /// Which one it is of all that there are, as nvidia-smi has it: `GPU-` and 32 digits in five groups.
     pub fn uuid(&self) -> &str {
         &self.0.uuid
+    }
+
+    /// Which kernels run on it.
+    pub fn family(&self) -> Family {
+        self.0.family
+    }
+
+    /// Compute capability, major and minor.
+    pub fn capability(&self) -> (i32, i32) {
+        self.0.capability
+    }
+
+    /// Which kernels run on it and why, in words.
+    pub fn kernels(&self) -> String {
+        let (major, minor) = self.0.capability;
+        match (self.0.family, (major, minor)) {
+            (Family::Hopper, _) => "kernels for Hopper".to_owned(),
+            (Family::Portable, (9, 0)) => format!("portable kernels, as {FAMILY_VARIABLE} says"),
+            (Family::Portable, _) => {
+                format!("portable kernels, as compute capability {major}.{minor} has no others")
+            }
+        }
     }
 
     /// Names its kind, as calibrations do.

@@ -43,12 +43,28 @@ pub enum Error {
         /// Which was named.
         ordinal: usize,
     },
-    /// The GPU is of another generation.
+    /// The GPU is too old.
     #[error(
-        "GPU {name} has compute capability {major}.{minor}, the kernels are for 9.0 (H100, H200); use the CPU"
+        "GPU {name} has compute capability {major}.{minor}, the kernels are for 8.0 and newer (A100, RTX 30 and later); say \
+         --engine cpu"
     )]
     Generation {
         /// What the driver calls it.
+        name: String,
+        /// Major compute capability.
+        major: i32,
+        /// Minor compute capability.
+        minor: i32,
+    },
+    /// Kernels are asked for that this GPU does not run.
+    #[error(
+        "CADRE_GPU_KERNELS is {asked:?}, and GPU {name} of compute capability {major}.{minor} does not run such; leave it \
+         out, or say portable (hopper: on compute capability 9.0)"
+    )]
+    Family {
+        /// What is asked for.
+        asked: String,
+        /// What the driver calls the GPU.
         name: String,
         /// Major compute capability.
         major: i32,

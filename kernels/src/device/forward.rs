@@ -22,8 +22,8 @@ use super::error::Error;
 use super::event::Event;
 use super::lists;
 use super::memory::{Buffer, Stream};
-use super::modules::FORWARD;
-use super::plan::{ForwardTask, Shape, reach, task, tensor_map};
+use super::modules::Kernel;
+use super::plan::{ForwardTask, Shape, TensorArgument, reach, task};
 use super::scratch::{Held, Scratch};
 use super::slice::{Slice, SliceMut};
 use super::tables::{
@@ -70,6 +70,11 @@ pub struct ForwardPlan {
     batch: Batch,
 }
 
+/// The kernel that a shape needs.
+fn kernel(gpu: &Gpu, shape: &Shape) -> Kernel {
+    gpu.kernel(shape.kernel(gpu.family().forward()))
+}
+
 impl ForwardPlan {
     /// Checks `tasks`, makes the tile list and copies it to the GPU of `stream`.
     ///
@@ -92,7 +97,7 @@ impl ForwardPlan {
         tasks: &[ForwardTask],
         scratch: &Scratch,
     ) -> Result<Self, Error> {
-        shape.check()?;
+        shape.check(stream.gpu().family())?;
         scratch.is_on(stream.gpu())?;
         for (index, it) in tasks.iter().enumerate() {
             check_task(index, it.mask, &it.rows, &it.keys)?;
@@ -102,10 +107,11 @@ impl ForwardPlan {
         let table: Vec<Task> =
             tasks.iter().map(|it| task(it.mask, &it.rows, &it.keys, 0)).collect();
         let (heads, segment) = (shape.heads, shape.segment as i32);
-        let list = lists::forward(&table, heads.query as i32, heads.dim, segment);
+        let keys = kernel(stream.gpu(), &shape).launch.keys;
+        let list = lists::forward(&table, heads.query as i32, keys, segment);
         short("the tile list", list.tiles.len() as u64)?;
         let slot = FORWARD_ROWS as usize;
-        let steps = lists::forward_steps(&list, &table, heads.dim, segment);
+        let steps = lists::forward_steps(&list, &table, keys, segment);
         let gpu = stream.gpu();
         let parts = [list.slots * slot * heads.dim, list.slots * slot];
         scratch.reserve_parts(parts)?;
@@ -128,7 +134,7 @@ impl ForwardPlan {
             parts,
             sink_tiles: None,
             table,
-            tile_pairs: steps * slot as u64 * super::tiles::tile_keys(heads.dim) as u64,
+            tile_pairs: steps * slot as u64 * keys as u64,
             batch: Batch::new((tasks.len(), "tasks"), rows().map(|it| it.1).sum(), heads),
         })
     }
@@ -168,11 +174,13 @@ impl ForwardPlan {
         if self.tiles.is_empty() {
             return Ok(());
         }
-        let kernel = self.gpu.kernel(self.shape.kernel(FORWARD));
+        let kernel = kernel(&self.gpu, &self.shape);
         let (rows, box_keys) = (kernel.launch.rows, kernel.launch.keys);
-        let mut q_map = tensor_map(q.place(), heads.query, heads.dim, rows)?;
-        let mut k_map = tensor_map(k.place(), heads.kv, heads.dim, box_keys)?;
-        let mut v_map = tensor_map(v.place(), heads.kv, heads.dim, box_keys)?;
+        let family = self.gpu.family();
+        let (query, kv) = ((heads.query, heads.dim), (heads.kv, heads.dim));
+        let mut q = TensorArgument::new(family, q.place(), query, rows)?;
+        let mut k = TensorArgument::new(family, k.place(), kv, box_keys)?;
+        let mut v = TensorArgument::new(family, v.place(), kv, box_keys)?;
         let tasks = self.tasks.slice().place().0;
         let [part_o, part_lse] = held.parts(self.parts)?;
         held.behind(&self.made)?;
@@ -193,13 +201,10 @@ impl ForwardPlan {
             inner_scale: self.shape.inner_scale().to_bits(),
         };
         self.next.clear(stream, 1)?;
-        let mut arguments = [
-            (&raw mut parameters).cast::<c_void>(),
-            (&raw mut q_map).cast(),
-            (&raw mut k_map).cast(),
-            (&raw mut v_map).cast(),
-        ];
-        let blocks = self.shape.blocks(self.gpu.processors(), self.tiles.len());
+        let mut arguments =
+            [(&raw mut parameters).cast::<c_void>(), q.pointer(), k.pointer(), v.pointer()];
+        let at_once = self.gpu.processors() * kernel.resident;
+        let blocks = self.shape.blocks(at_once, self.tiles.len());
         // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
         // freed wait for the launch.
         unsafe { self.batch.launch(stream, (kernel, blocks), &mut arguments) }?;

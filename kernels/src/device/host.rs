@@ -12,6 +12,7 @@ use super::backward::{BackwardPlan, BackwardTensors, Order, QueryGradients};
 use super::check::{self, Refusal};
 use super::driver::Gpu;
 use super::error::Error;
+use super::family::Family;
 use super::forward::{ForwardPlan, ForwardTensors};
 use super::memory::{Buffer, Stream};
 use super::plan::{BackwardBundle, ForwardTask, Keys, Shape, TaskRows};
@@ -72,7 +73,7 @@ impl HostRows {
     /// The first task that the GPU kernels cannot do, before anything is computed; or the GPU's.
     pub fn forward(&mut self, tasks: &mut [Forward<'_>]) -> Result<(), Error> {
         for (task, it) in tasks.iter().enumerate() {
-            fits_forward(task, it)?;
+            fits_forward(self.stream.gpu().family(), task, it)?;
         }
         let mut all: Vec<&mut Forward<'_>> = tasks.iter_mut().collect();
         all.sort_by_key(|it| kind(it.heads, it.scale, it.softcap));
@@ -94,7 +95,7 @@ impl HostRows {
     /// The first bundle that the GPU kernels cannot do, before anything is computed; or the GPU's.
     pub fn backward(&mut self, bundles: &mut [Backward<'_>]) -> Result<(), Error> {
         for (bundle, it) in bundles.iter().enumerate() {
-            fits_backward(bundle, it)?;
+            fits_backward(self.stream.gpu().family(), bundle, it)?;
         }
         let mut all: Vec<&mut Backward<'_>> = bundles.iter_mut().collect();
         all.sort_by_key(|it| kind(it.heads, it.scale, it.softcap));
@@ -325,9 +326,9 @@ fn bf16_only(task: usize, field: &'static str, rows: &Rows<'_>) -> Result<(), Re
 }
 
 /// Whether the GPU kernels can do a task.
-pub(crate) fn fits_forward(task: usize, it: &Forward<'_>) -> Result<(), Refusal> {
+pub(crate) fn fits_forward(family: Family, task: usize, it: &Forward<'_>) -> Result<(), Refusal> {
     crate::check::forward(task, it)?;
-    check::common(it.heads, it.scale, it.softcap)?;
+    check::common(family, it.heads, it.scale, it.softcap)?;
     for (field, rows) in [("q", &it.q), ("k", &it.k), ("v", &it.v)] {
         bf16_only(task, field, rows)?;
     }
@@ -338,9 +339,13 @@ pub(crate) fn fits_forward(task: usize, it: &Forward<'_>) -> Result<(), Refusal>
 }
 
 /// Whether the GPU kernels can do a bundle.
-pub(crate) fn fits_backward(bundle: usize, it: &Backward<'_>) -> Result<(), Refusal> {
+pub(crate) fn fits_backward(
+    family: Family,
+    bundle: usize,
+    it: &Backward<'_>,
+) -> Result<(), Refusal> {
     crate::check::backward(bundle, it)?;
-    check::common(it.heads, it.scale, it.softcap)?;
+    check::common(family, it.heads, it.scale, it.softcap)?;
     for (field, rows) in [("k", &it.k), ("v", &it.v)] {
         bf16_only(bundle, field, rows)?;
     }

@@ -12,9 +12,7 @@ use std::ops::Range;
 
 use super::backward::Order;
 use super::tables::{BackwardTile, Bundle, ForwardTile, MergeTile, QueryTile, Task};
-use super::tiles::{
-    BACKWARD_ROWS, FORWARD_ROWS, UNBOUNDED, key_tiles, own_tiles, query_tiles, tile_keys,
-};
+use super::tiles::{BACKWARD_ROWS, FORWARD_ROWS, UNBOUNDED, key_tiles, own_tiles, query_tiles};
 use crate::attention::Heads;
 
 /// Keys of a canonical segment, counted from the document's start.
@@ -31,9 +29,8 @@ pub(crate) struct ForwardList {
     pub(crate) slots: usize,
 }
 
-/// Lists the units of `tasks` under `heads` query heads; `segment` is a multiple of 128.
-pub(crate) fn forward(tasks: &[Task], heads: i32, dim: usize, segment: i32) -> ForwardList {
-    let keys = tile_keys(dim);
+/// Lists the units of `tasks` under `heads` query heads, for a kernel with tiles of `keys` keys; `segment` is a multiple of 128.
+pub(crate) fn forward(tasks: &[Task], heads: i32, keys: i32, segment: i32) -> ForwardList {
     let mut list = ForwardList::default();
     let mut costed: Vec<(i32, ForwardTile)> = Vec::new();
     for (task, it) in (0..).zip(tasks) {
@@ -78,25 +75,25 @@ pub(crate) struct BackwardList {
 /// What a turn of dQ costs the key tile behind, in steps: the step itself, and about as long until the next may add.
 const TURN: i64 = 2;
 
-/// Divides the key tiles of `bundles` over `launches` launches, which run one after the other.
+/// Divides the key tiles, of `keys` keys, of `bundles` over `launches` launches, which run one after the other.
 ///
 /// With ordered dQ a key tile counts as dear as its own steps and the turns of those behind it, which are waited for one by
 /// one: a long bundle of few rows begins early.
 pub(crate) fn backward(
     tasks: &[Task],
     bundles: &[Bundle],
-    heads: Heads,
+    (heads, keys): (Heads, i32),
     order: Order,
     launches: i32,
 ) -> Vec<BackwardList> {
-    let (dim, kv_heads, group) = (heads.dim, heads.kv as i32, (heads.query / heads.kv) as i64);
+    let (kv_heads, group) = (heads.kv as i32, (heads.query / heads.kv) as i64);
     let turn = if order == Order::Fixed { TURN } else { 0 };
     (0..launches)
         .map(|launch| {
             let mut list = BackwardList { bundles: bundles.to_vec(), tiles: Vec::new() };
             let mut costed: Vec<(i64, BackwardTile)> = Vec::new();
             for (index, bundle) in (0..).zip(&mut list.bundles) {
-                let held = own_key_tiles(bundle, dim);
+                let held = own_key_tiles(bundle, keys);
                 let share = |launch| {
                     let tiles = i64::from(held.end - held.start);
                     held.start + (tiles * i64::from(launch) / i64::from(launches)) as i32
@@ -105,7 +102,7 @@ pub(crate) fn backward(
                 let mut dearest_behind = 0;
                 for (behind, key_tile) in (0..).zip((share(launch)..share(launch + 1)).rev()) {
                     // Never behind a later tile of the same bundle, whose dQ waits for this one's.
-                    dearest_behind = dearest_behind.max(cost(tasks, bundle, dim, key_tile));
+                    dearest_behind = dearest_behind.max(cost(tasks, bundle, keys, key_tile));
                     let cost = dearest_behind * group + behind * turn;
                     for kv_head in 0..kv_heads {
                         costed.push((cost, BackwardTile { bundle: index, key_tile, kv_head }));
@@ -122,17 +119,16 @@ pub(crate) fn backward(
 }
 
 /// Key tiles that a bundle's keys touch.
-pub(crate) fn own_key_tiles(bundle: &Bundle, dim: usize) -> Range<i32> {
-    let keys = tile_keys(dim);
+pub(crate) fn own_key_tiles(bundle: &Bundle, keys: i32) -> Range<i32> {
     if bundle.kv_rows == 0 {
         return 0..0;
     }
     bundle.kv_offset / keys..(bundle.kv_offset + bundle.kv_rows - 1) / keys + 1
 }
 
-fn cost(tasks: &[Task], bundle: &Bundle, dim: usize, key_tile: i32) -> i64 {
+fn cost(tasks: &[Task], bundle: &Bundle, keys: i32, key_tile: i32) -> i64 {
     let own = bundle.first_task as usize..(bundle.first_task + bundle.tasks) as usize;
-    let steps = |task: &Task| query_tiles(task, BACKWARD_ROWS, tile_keys(dim), key_tile).len();
+    let steps = |task: &Task| query_tiles(task, BACKWARD_ROWS, keys, key_tile).len();
     tasks[own].iter().map(|it| steps(it) as i64).sum()
 }
 
@@ -153,13 +149,12 @@ pub(crate) fn place_sums(tasks: &mut [Task]) -> usize {
     next as usize
 }
 
-/// Pairs of tiles that a forward list multiplies, for rates: each is 128 rows by `tile_keys` keys.
-pub(crate) fn forward_steps(list: &ForwardList, tasks: &[Task], dim: usize, segment: i32) -> u64 {
+/// Pairs of tiles that a forward list multiplies, for rates: each is 128 rows by `keys` keys.
+pub(crate) fn forward_steps(list: &ForwardList, tasks: &[Task], keys: i32, segment: i32) -> u64 {
     let steps = |tile: &ForwardTile| {
         let begin = tile.segment * segment;
         let held = begin..begin.saturating_add(segment).min(UNBOUNDED);
-        key_tiles(&tasks[tile.task as usize], FORWARD_ROWS, tile_keys(dim), tile.q_tile, &held)
-            .len()
+        key_tiles(&tasks[tile.task as usize], FORWARD_ROWS, keys, tile.q_tile, &held).len()
     };
     list.tiles.iter().map(|it| steps(it) as u64).sum()
 }
@@ -216,11 +211,10 @@ mod tests {
     proptest! {
         #[test]
         fn a_forward_list_has_every_step_once_and_the_dearest_first(
-            (tasks, _) in batches(), wide: bool, narrow: bool,
+            (tasks, _) in batches(), wide in 5_u32..8, narrow: bool,
         ) {
-            let (dim, heads, segment) = (if wide { 256 } else { 128 }, 2, if narrow { 128 } else { SEGMENT });
-            let keys = tile_keys(dim);
-            let list = forward(&tasks, heads, dim, segment);
+            let (keys, heads, segment) = (1 << wide, 2, if narrow { 128 } else { SEGMENT });
+            let list = forward(&tasks, heads, keys, segment);
             let (mut seen, mut slots, mut last) = (BTreeSet::new(), BTreeSet::new(), usize::MAX);
             let mut rows = BTreeSet::new();
             for it in &list.tiles {
@@ -248,7 +242,7 @@ mod tests {
             prop_assert_eq!(&seen, &expected);
             prop_assert_eq!(&rows, &expected_rows);
             prop_assert_eq!(slots.len(), list.slots);
-            prop_assert_eq!(forward_steps(&list, &tasks, dim, segment), seen.len() as u64);
+            prop_assert_eq!(forward_steps(&list, &tasks, keys, segment), seen.len() as u64);
             // Parts of a query tile lie side by side, keys ascending.
             for merge in &list.merges {
                 let mut parts: Vec<_> = list.tiles.iter()
@@ -264,13 +258,13 @@ mod tests {
 
         #[test]
         fn backward_lists_have_every_key_tile_once_and_ascending(
-            (tasks, bundles) in batches(), wide: bool, fixed: bool, launches in 1_i32..4,
+            (tasks, bundles) in batches(), wide in 5_u32..8, fixed: bool, launches in 1_i32..4,
         ) {
-            let (dim, kv_heads) = (if wide { 256 } else { 128 }, 2);
-            let heads = Heads { query: 4, kv: kv_heads, dim };
+            let (keys, kv_heads) = (1 << wide, 2);
+            let heads = Heads { query: 4, kv: kv_heads, dim: 128 };
             let order = if fixed { Order::Fixed } else { Order::Arrival };
             let mut seen = BTreeSet::new();
-            for list in backward(&tasks, &bundles, heads, order, launches) {
+            for list in backward(&tasks, &bundles, (heads, keys), order, launches) {
                 let mut last = std::collections::BTreeMap::new();
                 for it in &list.tiles {
                     prop_assert!(seen.insert((it.bundle, it.key_tile, it.kv_head)));
@@ -279,7 +273,7 @@ mod tests {
                     prop_assert!(before.is_none_or(|before| before < it.key_tile));
                 }
             }
-            let all: usize = bundles.iter().map(|it| own_key_tiles(it, dim).len()).sum();
+            let all: usize = bundles.iter().map(|it| own_key_tiles(it, keys).len()).sum();
             prop_assert_eq!(seen.len(), all * kv_heads);
         }
 
@@ -324,7 +318,7 @@ mod tests {
             let heads =
                 Heads { query: (kv_heads * group) as usize, kv: kv_heads as usize, dim: 128 };
             let [fixed, arrival] = [Order::Fixed, Order::Arrival].map(|order| {
-                let list = &backward(&[task], &[bundle], heads, order, 1)[0];
+                let list = &backward(&[task], &[bundle], (heads, 128), order, 1)[0];
                 half_steps(&task, list, group, 132, order == Order::Fixed)
             });
             let share = arrival as f64 / fixed as f64;
@@ -338,10 +332,10 @@ mod tests {
         let task = Task { q_rows: 1024, kv_rows: 1024, left, right, ..Task::default() };
         let bundle = Bundle { kv_rows: 1024, tasks: 1, ..Bundle::default() };
         let heads = Heads { query: 1, kv: 1, dim: 64 };
-        let list = &backward(&[task], &[bundle], heads, Order::Arrival, 1)[0];
+        let list = &backward(&[task], &[bundle], (heads, 128), Order::Arrival, 1)[0];
         let order: Vec<_> = list.tiles.iter().map(|it| it.key_tile).collect();
         assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7]);
-        let first = forward(&[task], 1, 64, SEGMENT).tiles[0];
+        let first = forward(&[task], 1, 128, SEGMENT).tiles[0];
         assert_eq!(first.q_tile, 7, "the last rows have most keys");
     }
 }

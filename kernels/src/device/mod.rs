@@ -1,4 +1,4 @@
-//! Core attention on a Hopper GPU: the only place that names CUDA.
+//! Core attention on an NVIDIA GPU: the only place that names CUDA.
 //!
 //! In: rows in device memory, or through [`host::HostRows`] in that of the host. Out: what [`crate::forward`] and
 //! [`crate::backward`] give, by the kernels of `kernels/cuda`. The driver is opened at run time: a build with kernels starts
@@ -23,6 +23,7 @@
 //! watch                  where warps wait that wait too long: for builds of the kernels that tell
 //!     memory, driver     buffers, streams, events; the library
 //!       modules          the kernels' files, entry points and launches
+//!         family         which kernels a GPU runs: those for Hopper, or the portable ones
 //!     context            the current context of the caller's thread
 //! ```
 //!
@@ -37,6 +38,7 @@ mod context;
 mod driver;
 mod error;
 mod event;
+mod family;
 mod ferry;
 mod forward;
 mod gate;
@@ -68,6 +70,7 @@ pub use context::CallersContext;
 pub use driver::Gpu;
 pub use error::Error;
 pub use event::Event;
+pub use family::{FAMILY_VARIABLE, Family};
 pub use ferry::{Coming, Ferry, Going};
 pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};

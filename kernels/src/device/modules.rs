@@ -1,7 +1,7 @@
 //! The kernels' machine code in the driver: files, entry points, launches.
 //!
-//! In: the cubins of this build, or those of a form that stand in for some of them. Out: [`Modules`] with every entry point of
-//! [`KERNELS`], and how each is launched.
+//! In: which [`Family`]; a folder with a form's cubins that stand in for some. Out: [`Modules`] with every entry point of the
+//! family, and how each is launched.
 //!
 //! It chooses no GPU: a context is current. Invariant: all entry points are there, or there is an error.
 
@@ -15,8 +15,9 @@ use cudarc::driver::sys;
 
 use super::driver::call;
 use super::error::Error;
+use super::family::Family;
 use super::tables::Launch;
-use crate::cubins::{CUBINS, Cubin};
+use crate::cubins::{CUBINS, Cubin, PORTABLE};
 
 /// Modules that are loaded, and their entry points.
 #[derive(Default)]
@@ -31,49 +32,79 @@ pub(super) struct Kernel {
     pub(super) name: &'static str,
     function: sys::CUfunction,
     pub(super) launch: Launch,
+    /// Blocks that a processor runs at once.
+    pub(super) resident: u32,
 }
 
-/// Entry points of the forward kernel for dims 64, 128 and 256, without and with a softcap.
-pub(super) const FORWARD: [[&str; 3]; 2] = [
-    ["cadre_forward_64", "cadre_forward_128", "cadre_forward_256"],
-    ["cadre_forward_64_softcap", "cadre_forward_128_softcap", "cadre_forward_256_softcap"],
-];
-/// Names of the backward kernels, in the same order.
-pub(super) const BACKWARD: [[&str; 3]; 2] = [
-    ["cadre_backward_64", "cadre_backward_128", "cadre_backward_256"],
-    ["cadre_backward_64_softcap", "cadre_backward_128_softcap", "cadre_backward_256_softcap"],
-];
+/// A file of kernels, and what the driver gets of it.
+struct File {
+    cubin: Cubin,
+    image: &'static [u8],
+    name: String,
+}
 
-/// Entry points by cubin; all of them are there or the GPU is not opened.
-const KERNELS: [(&str, &[&str]); 3] = [
-    ("forward", FORWARD.as_flattened()),
-    ("backward", BACKWARD.as_flattened()),
-    (
-        "rows",
-        &[
-            "cadre_merge",
-            "cadre_finish_dq",
-            "cadre_sink",
-            "cadre_copy_rows_16",
-            "cadre_copy_rows_4",
-        ],
-    ),
-];
+/// Entry points of the kernels that move rows, the same in both families.
+const ROWS: [&str; 5] =
+    ["cadre_merge", "cadre_finish_dq", "cadre_sink", "cadre_copy_rows_16", "cadre_copy_rows_4"];
+
+/// The files of a family for a GPU of this compute capability.
+fn files(family: Family, capability: (i32, i32), form: Option<&Path>) -> Result<Vec<File>, Error> {
+    match (family, form) {
+        (Family::Hopper, _) => {
+            let cubins = form.map_or_else(|| Ok(CUBINS.to_vec()), cubins_of)?;
+            let name = |it: &Cubin| format!("{}.cubin", it.name);
+            Ok(cubins
+                .iter()
+                .map(|&cubin| File { cubin, image: cubin.bytes, name: name(&cubin) })
+                .collect())
+        }
+        (Family::Portable, Some(path)) => {
+            let why = "forms are of the kernels for Hopper, and this GPU runs the portable ones";
+            Err(Error::Form { path: path.to_owned(), why: why.to_owned() })
+        }
+        // A cubin of 8.0 runs on later GPUs of its generation, but on none for cars (8.7); for others the driver compiles.
+        (Family::Portable, None) => Ok(PORTABLE
+            .iter()
+            .map(|it| {
+                let (image, kind) = if matches!(capability, (8, 0 | 6 | 9)) {
+                    (it.cubin.bytes, "cubin")
+                } else {
+                    (it.ptx, "fatbin")
+                };
+                let name = format!("portable/{}.{kind}", it.cubin.name);
+                File { cubin: it.cubin, image, name }
+            })
+            .collect()),
+    }
+}
 
 impl Modules {
-    /// Loads files; with an error, what was loaded stays until [`Self::unload`].
-    pub(super) fn load(&mut self, cubins: &[Cubin]) -> Result<(), Error> {
-        for (file, names) in KERNELS {
-            let cubin = cubins.iter().find(|it| it.name == file).ok_or(Error::NoKernels)?;
+    /// Loads the kernels of `family` for a GPU of this compute capability; with an error, what was loaded stays until
+    /// [`Self::unload`].
+    pub(super) fn load(
+        &mut self,
+        family: Family,
+        capability: (i32, i32),
+        form: Option<&Path>,
+    ) -> Result<(), Error> {
+        let files = files(family, capability, form)?;
+        let (forward, backward) = (family.forward(), family.backward());
+        let kernels: [(&str, &[&'static str]); 3] = [
+            ("forward", forward.as_flattened()),
+            ("backward", backward.as_flattened()),
+            ("rows", &ROWS),
+        ];
+        for (file, names) in kernels {
+            let file = files.iter().find(|it| it.cubin.name == file).ok_or(Error::NoKernels)?;
             let mut module = std::ptr::null_mut();
-            // SAFETY: a whole ELF file; the driver reads as much as its header says.
+            // SAFETY: a whole ELF file or fatbin; the driver reads as much as its header says.
             let code = unsafe {
-                sys::cuModuleLoadData(&raw mut module, cubin.bytes.as_ptr().cast::<c_void>())
+                sys::cuModuleLoadData(&raw mut module, file.image.as_ptr().cast::<c_void>())
             };
-            call("cuModuleLoadData", || format!(", {file}.cubin"), code)?;
+            call("cuModuleLoadData", || format!(", {}", file.name), code)?;
             self.modules.push(module);
             for name in names {
-                self.kernels.push(kernel(module, cubin, name)?);
+                self.kernels.push(kernel(module, &file.cubin, name)?);
             }
         }
         Ok(())
@@ -134,7 +165,7 @@ impl Kernel {
 }
 
 /// The cubins of this build, or what `folder` has in their place. They stay in memory: few forms are opened, in checks only.
-pub(super) fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
+fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
     let read = |it: &Cubin| {
         let path = folder.join(format!("{}.cubin", it.name));
         if !path.exists() {
@@ -178,5 +209,16 @@ fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Ke
     // Otherwise the first launch would: it would wait for the whole GPU, and could not be recorded.
     // SAFETY: a function of a loaded module.
     call("cuFuncLoad", after, unsafe { sys::cuFuncLoad(function) })?;
-    Ok(Kernel { name, function, launch })
+    let mut resident = 0;
+    // SAFETY: writes one number about a loaded function.
+    let code = unsafe {
+        sys::cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            &raw mut resident,
+            function,
+            threads,
+            shared_bytes as usize,
+        )
+    };
+    call("cuOccupancyMaxActiveBlocksPerMultiprocessor", after, code)?;
+    Ok(Kernel { name, function, launch, resident: resident.max(1).cast_unsigned() })
 }

@@ -13,7 +13,8 @@ use cudarc::driver::sys::{self, CUtensorMap};
 use super::check::{self, Refusal};
 use super::driver::call;
 use super::error::Error;
-use super::tables::{Bundle, Task};
+use super::family::Family;
+use super::tables::{Bundle, Task, Tensor};
 use super::tiles::distances;
 use crate::{Heads, Mask};
 
@@ -64,7 +65,7 @@ pub struct BackwardBundle {
 /// Heads and scale of a launch, and how it is cut.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Shape {
-    /// Heads of the tensors; `dim` is 64, 128 or 256.
+    /// Heads of the tensors; `dim` is one that the GPU's [`Family`] takes.
     pub heads: Heads,
     /// Factor of the scores, above 0, mostly `dim^-½`.
     pub scale: f32,
@@ -84,8 +85,8 @@ impl Shape {
         Self { heads, scale, softcap: None, blocks: None, segment }
     }
 
-    pub(super) fn check(&self) -> Result<(), Refusal> {
-        check::common(self.heads, self.scale, self.softcap)?;
+    pub(super) fn check(&self, family: Family) -> Result<(), Refusal> {
+        check::common(family, self.heads, self.scale, self.softcap)?;
         if self.segment == 0 || !self.segment.is_multiple_of(128) || self.segment > 1 << 29 {
             let (field, rows, most) =
                 ("a segment of no multiple of 128", self.segment.into(), 1 << 29);
@@ -109,11 +110,11 @@ impl Shape {
         self.softcap.map_or(0.0, |softcap| self.scale / softcap)
     }
 
-    /// One of `kernels`, which are those for dims 64, 128 and 256, without and with a softcap.
+    /// One of `kernels`, which are those for dims up to 64, 128 and 256, without and with a softcap.
     pub(super) fn kernel(&self, kernels: [[&'static str; 3]; 2]) -> &'static str {
         kernels[usize::from(self.softcap.is_some())][match self.heads.dim {
-            64 => 0,
-            128 => 1,
+            ..=64 => 0,
+            65..=128 => 1,
             _ => 2,
         }]
     }
@@ -152,8 +153,41 @@ pub(super) fn reach(rows: impl Iterator<Item = (u32, usize)>) -> usize {
     rows.filter(|it| it.1 > 0).map(|(first, count)| first as usize + count).max().unwrap_or(0)
 }
 
+/// What a kernel gets of `[rows, heads, dim]` bf16.
+pub(super) enum TensorArgument {
+    /// For the copy engine.
+    Map(CUtensorMap),
+    /// For threads.
+    Plain(Tensor),
+}
+
+impl TensorArgument {
+    /// Of a tensor at `place`, for a kernel of `family` that reads `box_rows` rows at once.
+    pub(super) fn new(
+        family: Family,
+        place: (u64, usize),
+        (heads, dim): (usize, usize),
+        box_rows: i32,
+    ) -> Result<Self, Error> {
+        Ok(match family {
+            Family::Hopper => Self::Map(tensor_map(place, heads, dim, box_rows)?),
+            Family::Portable => {
+                Self::Plain(Tensor { data: place.0, heads: heads as i32, dim: dim as i32 })
+            }
+        })
+    }
+
+    /// As a launch wants it.
+    pub(super) fn pointer(&mut self) -> *mut c_void {
+        match self {
+            Self::Map(it) => (&raw mut *it).cast(),
+            Self::Plain(it) => (&raw mut *it).cast(),
+        }
+    }
+}
+
 /// How the copy engine reads boxes of [64 numbers, 1 head, `box_rows` rows] of `[rows, heads, dim]` bf16 at `address`.
-pub(super) fn tensor_map(
+fn tensor_map(
     (address, numbers): (u64, usize),
     heads: usize,
     dim: usize,

@@ -77,6 +77,10 @@ table! {
     QueryTile { task: i32, q_tile: i32, }
 }
 table! {
+    /// What a portable kernel gets of Q, K, V or dO in place of a tensor map.
+    Tensor { data: Address, heads: i32, dim: i32, }
+}
+table! {
     /// Argument of `cadre_forward_D` and `cadre_forward_D_softcap`.
     ForwardParameters {
         tasks: Address, tiles: Address, tile_count: i32, next: Address, heads: i32, group: i32,
@@ -146,6 +150,7 @@ pub fn layouts() -> String {
         MergeTile::layout(),
         BackwardTile::layout(),
         QueryTile::layout(),
+        Tensor::layout(),
         ForwardParameters::layout(),
         MergeParameters::layout(),
         BackwardParameters::layout(),

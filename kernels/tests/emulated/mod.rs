@@ -9,6 +9,7 @@ mod engine;
 mod graphs;
 mod lent;
 mod linear;
+mod portable;
 mod rows;
 mod sinks;
 mod softcap;
