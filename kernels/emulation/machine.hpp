@@ -295,11 +295,16 @@ inline void launch(int grid, int threads, size_t shared_bytes, uint64_t seed, st
             prepare(fiber.context, fiber.stack.get(), enter);
         }
     }
+    std::vector<int> resting(fibers.size() / herd + 1, 0);  // rounds, of each herd
     for (int quiet = 0;;) {
         const uint64_t before = moves;
         bool left = false;
         for (size_t i = 0; i < fibers.size(); i += herd) {
-            const bool stalled = seed && random_bits() % 4 == 0;
+            bool stalled = seed && random_bits() % 4 == 0;
+            // A warp may fall behind the others of its block by more than a product; too short to look like a deadlock.
+            int& rests = resting[i / herd];
+            if (seed && herd < 128 && !rests && random_bits() % 256 == 0) rests = random_bits() % 40;
+            if (rests) --rests, stalled = true;
             for (size_t t = i; t < i + herd && t < fibers.size(); ++t) {
                 if (fibers[t].done) continue;
                 left = true;
