@@ -30,7 +30,7 @@ const SAVED: i128 = 5;
 const CLOSE: u64 = 65_536;
 
 /// What bins hold that take their rows along a line; none if that is not better than what they hold by now.
-pub(super) fn better<'a>(start: Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>> {
+pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>> {
     let problem = start.problem;
     if !is_windowed(problem) || !start.limits().are_none() || !problem.links.reach_all() {
         return None;
@@ -42,16 +42,16 @@ pub(super) fn better<'a>(start: Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>> 
         rows: 0..it.rows,
     });
     let whole: Vec<Span> = whole.collect();
-    let line = Line::of(&start, whole.clone());
-    let earliest = line.earliest(&start)?;
+    let line = Line::of(start, whole.clone());
+    let earliest = line.earliest(start)?;
     let mut all = vec![
-        line.cut(&start, &line.taken(&start, earliest)?),
-        line.cut(&start, &line.shared(&start)),
+        line.cut(start, &line.taken(start, earliest)?),
+        line.cut(start, &line.shared(start)),
         kept(start.clone(), earliest)?,
     ];
     if problem.heads_may_part() && start.all.iter().any(|it| it.home().is_some()) {
-        let line = Line::of(&start, by_heads(problem, whole));
-        all.push(line.cut(&start, &line.taken(&start, line.earliest(&start)?)?));
+        let line = Line::of(start, by_heads(problem, whole));
+        all.push(line.cut(start, &line.taken(start, line.earliest(start)?)?));
     }
     let mut best: Option<Bins<'a>> = None;
     for line in all {
@@ -322,7 +322,7 @@ impl Line {
             if let Some(span) = rest.take() {
                 let cost = bins.cost(&span);
                 if cost > room {
-                    rest = head(bins, (bin, room), span, &mut parts);
+                    rest = Some(head(bins, (bin, room), span, &mut parts));
                     continue;
                 }
                 room -= cost;
@@ -339,7 +339,7 @@ impl Line {
             let Some(span) = self.spans.get(at) else {
                 return Some((whole, parts));
             };
-            rest = head(bins, (bin, room), span.clone(), &mut parts);
+            rest = Some(head(bins, (bin, room), span.clone(), &mut parts));
             if rest.as_ref() == Some(span) {
                 rest = None;
             }
@@ -354,12 +354,12 @@ fn head(
     (bin, room): (usize, u64),
     span: Span,
     parts: &mut Vec<(usize, Span)>,
-) -> Option<Span> {
+) -> Span {
     let head = bins.head(&span, room);
     if head.rows.is_empty() {
-        return Some(span);
+        return span;
     }
     let rest = span.with_rows(head.rows.end..span.rows.end);
     parts.push((bin, head));
-    Some(rest)
+    rest
 }

@@ -229,13 +229,11 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
     }
     let fine = cycles::broken(best);
     let mut bins = coarse::cheaper(start.clone(), &fine).unwrap_or(fine);
-    if let Some(line) = line::better(start, &bins) {
+    if let Some(line) = line::better(&start, &bins) {
         bins = line;
     }
-    if problem.links.reach_all() {
-        if exact::improve(&mut bins) == 0 {
-            small::improve(&mut bins);
-        }
+    if problem.links.reach_all() && exact::improve(&mut bins) == 0 {
+        small::improve(&mut bins);
     }
     Ok(bins)
 }

@@ -31,9 +31,10 @@ fn problem(draw: &mut Draw, seed: u64) -> Problem {
     let documents: Vec<Document> = documents.collect();
     let rows: u32 = documents.iter().map(|it| it.rows).sum();
     let rank_rows = rows.div_ceil(draw.of(&[1, 2, 4, 8, 12, 16, 40])).max(1);
-    let layout = match draw.of(&[true, true, false]) {
-        true => Layout::end_to_end(documents, rank_rows),
-        false => Layout::head_tail(documents, rank_rows),
+    let layout = if draw.of(&[true, true, false]) {
+        Layout::end_to_end(documents, rank_rows)
+    } else {
+        Layout::head_tail(documents, rank_rows)
     };
     let layout = layout.expect("documents have rows");
     let ranks = layout.ranks().len() as u32;

@@ -98,6 +98,7 @@ impl Standing {
     }
 
     /// The same, of which [`Self::slow`] speaks as soon as it has been its turn for so long.
+    #[must_use]
     pub fn slow_after(self, slow_after: Nanos) -> Self {
         Self { slow_after, ..self }
     }
