@@ -35,7 +35,6 @@ mod servers_give_way_to_urgent_pods_and_come_back;
 mod servers_sit_where_their_trainers_are;
 mod the_chart_makes_the_recorded_manifests;
 mod the_readmes_commands_are_taken_by_a_cluster;
-mod trainers_of_one_pod_compute_in_place;
 mod training;
 mod training_goes_on_when_a_gpu_is_taken;
 mod training_goes_on_without_an_operator;
@@ -117,7 +116,6 @@ const PROMISES: &[Promise] = promises! {
         a_quota_for_some_servers_is_told_and_lifts_by_itself
         a_job_trains_to_the_bits_of_a_local_run
         training_goes_on_when_a_gpu_is_taken
-        trainers_of_one_pod_compute_in_place
         plain_pods_join_a_pool_and_train
         a_pool_is_resized_while_a_job_trains;
     RealNodes Alone:

@@ -74,8 +74,11 @@ impl<'a> Training<'a> {
         }
         let from = format!("--from-file={}", data.display());
         cluster.kubectl(&["create", "configmap", "documents", &from, "--namespace", here])?;
-        let volume = writable(&cluster.folder().join(format!("checkpoints-{here}")))?;
-        cluster.apply(here, &claim(here, "checkpoints", &volume).to_string())?;
+        let volume = cluster.folder().join(format!("checkpoints-{here}"));
+        fs::create_dir_all(&volume).context("a folder for checkpoints")?;
+        // The trainers' user is not ours.
+        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).context("its rights")?;
+        cluster.apply(here, &claim(here, &volume).to_string())?;
         let (pool, job, length) = (pool(2), job("/documents", *STEPS), *STEPS);
         let attempts = Vec::new();
         Ok(Self { cluster, here, release, data, volume, attempts, length, pool, job })
@@ -172,11 +175,6 @@ impl<'a> Training<'a> {
         self.status("the last step in the status", last).await
     }
 
-    /// A folder on the volume for a job that is not ours.
-    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
-        writable(&self.volume.join(name))
-    }
-
     /// The Job of this name is the next one to make steps.
     pub(crate) fn attempted(&mut self, job: &str) {
         self.attempts.push(job.to_owned());
@@ -219,8 +217,7 @@ impl<'a> Training<'a> {
         // One run for all promises, unless one of them asks for more steps.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let where_ = if self.is_in_place() { "-in-place" } else { "" };
-        let out = self.cluster.folder().join(format!("alone-{servers}{where_}"));
+        let out = self.cluster.folder().join(format!("alone-{servers}"));
         let mut losses = by_itself(&out).unwrap_or_default();
         if losses.len() < steps {
             if out.exists() {
@@ -242,21 +239,10 @@ impl<'a> Training<'a> {
         by_itself(&out)
     }
 
-    fn is_in_place(&self) -> bool {
-        self.pool["spec"]["inPlace"] == true
-    }
-
     fn run_alone(&self, servers: u32, out: &Path, steps: u64, arguments: &[&str]) -> Result<()> {
         let data = self.data.to_str().context("a path in UTF-8")?;
         let manifest = out.with_extension("yaml");
-        let (mut pool, mut job) = (pool(servers), job(data, steps));
-        pool["spec"]["inPlace"] = self.is_in_place().into();
-        for field in ["nodes", "procsPerNode"] {
-            if let Some(value) = self.job["spec"].get(field) {
-                job["spec"][field] = value.clone();
-            }
-        }
-        let text = format!("{pool}\n---\n{job}\n");
+        let text = format!("{}\n---\n{}\n", pool(servers), job(data, steps));
         fs::write(&manifest, text).context("a manifest")?;
         let mut command = Command::new(self.cluster.programs().own("cadre")?);
         command.arg("run").arg("-f").arg(manifest).arg("--out").arg(out).args(arguments);
@@ -266,7 +252,7 @@ impl<'a> Training<'a> {
     }
 
     /// What trainer 0 of a Job has said.
-    pub(crate) fn log(&self, job: &str) -> Result<String> {
+    fn log(&self, job: &str) -> Result<String> {
         let first = format!(
             "batch.kubernetes.io/job-name={job},batch.kubernetes.io/job-completion-index=0"
         );
@@ -355,22 +341,15 @@ fn job(data: &str, steps: u64) -> Value {
             "template": template}})
 }
 
-/// A folder that the trainers' user, who is not ours, may write.
-fn writable(folder: &Path) -> Result<PathBuf> {
-    fs::create_dir_all(folder).context("a folder for checkpoints")?;
-    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).context("its rights")?;
-    Ok(folder.to_owned())
-}
-
-/// A volume on this machine and a claim to it, `name`.
-pub(crate) fn claim(here: &str, name: &str, folder: &Path) -> Value {
-    let (size, volume) = (json!({"storage": "1Gi"}), format!("{here}-{name}"));
+/// A volume on this machine and a claim to it.
+fn claim(here: &str, folder: &Path) -> Value {
+    let size = json!({"storage": "1Gi"});
     json!({"apiVersion": "v1", "kind": "List", "items": [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": here},
             "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "storageClassName": "",
                 "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": folder},
-                "claimRef": {"namespace": here, "name": name}}},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
-            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume,
+                "claimRef": {"namespace": here, "name": "checkpoints"}}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"},
+            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": here,
                 "resources": {"requests": size}}}]})
 }
