@@ -117,11 +117,16 @@ pub struct Settings {
     pub faults: Vec<Moment>,
 }
 
+/// The earlier word for [`Encryption::Required`].
+const TLS: &str = "Tls";
+/// The control version since when workers know three words for what is encrypted.
+const THREE_WORDS: u32 = 3;
+
 /// Workers that know two words alone have the earlier one for [`Encryption::Required`]; later ones know both.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn encryption<S: Serializer>(it: &Encryption, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match it {
-        Encryption::Required => "Tls",
+        Encryption::Required => TLS,
         Encryption::Tcp | Encryption::Off => it.word(),
     })
 }
@@ -152,6 +157,10 @@ impl Settings {
     pub fn to_text(&self, version: u32) -> Result<String, Error> {
         let value = serde_json::to_value(self).expect("settings are plain data");
         let Value::Object(mut fields) = value else { unreachable!("a struct is an object") };
+        if version < THREE_WORDS && self.encryption == Encryption::Tcp {
+            // The links are the same, and no more goes in the clear than asked.
+            fields.insert("encryption".into(), TLS.into());
+        }
         lower(&mut fields, version, ADDED)?;
         Ok(Value::Object(fields).to_string())
     }
@@ -270,6 +279,16 @@ mod tests {
         assert!(text.contains(r#""encryption":"Tls""#), "{text}");
         let later = text.replace("Tls", "Required");
         assert_eq!(Settings::parse(&later, CONTROL_VERSION).unwrap(), settings());
+    }
+
+    #[test]
+    fn workers_that_know_two_words_of_encryption_encrypt_all_where_links_are_asked_for() {
+        let links = Settings { encryption: Encryption::Tcp, ..settings() };
+        let text = |version| links.to_text(version).unwrap();
+        assert!(text(CONTROL_VERSION).contains(r#""encryption":"Tcp""#));
+        assert!(text(THREE_WORDS - 1).contains(r#""encryption":"Tls""#));
+        let clear = Settings { encryption: Encryption::Off, ..settings() };
+        assert!(clear.to_text(THREE_WORDS - 1).unwrap().contains(r#""encryption":"Off""#));
     }
 
     #[test]
