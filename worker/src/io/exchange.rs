@@ -33,7 +33,7 @@ pub trait Exchange {
     /// Over what rows of a peer come, for reports; none while that is being found out.
     fn path(&self, peer: PeerId) -> Option<&'static str>;
 
-    /// Why they come by tcp; empty where they do not, or where they have no other path.
+    /// Why they come by tcp; empty where they do not, or where nobody says.
     #[expect(clippy::unnecessary_literal_bound, reason = "others say what they keep")]
     fn why_tcp(&self, _peer: PeerId) -> &str {
         ""

@@ -62,6 +62,8 @@ pub(super) struct Remote {
     held: BTreeSet<(u64, u32)>,
     /// Where one could not be registered: until when none is tried, and the rest that follows.
     resting: Option<(Instant, Duration)>,
+    /// Why the newest landing could not be registered: its rows come by tcp. None where it could.
+    unheld: Option<String>,
     longest_key: usize,
     ways: BTreeMap<PeerId, Way>,
     /// Pulls of cards and keys over links.
@@ -170,6 +172,7 @@ impl Remote {
             shown: BTreeSet::new(),
             held: BTreeSet::new(),
             resting: None,
+            unheld: None,
             longest_key: LONGEST_KEY,
             ways: BTreeMap::new(),
             asked: BTreeMap::new(),
@@ -231,9 +234,15 @@ impl Remote {
         match done {
             Ok(()) => {
                 self.resting = None;
+                if what == Use::Hold {
+                    self.unheld = None;
+                }
                 true
             }
             Err(why) => {
+                if what == Use::Hold {
+                    self.unheld = Some(format!("a landing cannot be registered: {why}"));
+                }
                 let rest = self.resting.map_or(FIRST_REST, |it| it.1);
                 if self.resting.is_none() {
                     tracing::warn!("rows in new memory go over tcp, not UCX: {why}");
@@ -267,6 +276,7 @@ impl Remote {
     #[cfg(test)]
     pub(super) fn rest_from(&mut self, now: Instant) {
         self.resting = Some((now + LONGEST_REST, LONGEST_REST));
+        self.unheld = Some("a test says so".to_owned());
     }
 
     /// Whether no peer was asked for its card.

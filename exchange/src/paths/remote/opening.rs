@@ -23,12 +23,19 @@ use crate::ucx::{Transports, is_rdma};
 impl Remote {
     /// How rows of a peer come now.
     pub(in crate::paths) fn path(&self, peer: PeerId) -> Option<Path> {
-        self.ways.get(&peer).map(Way::path)
+        let path = self.ways.get(&peer).map(Way::path);
+        // Where a way is open, but landings cannot be written by reads, rows take the link all the same.
+        path.map(|it| if it == Path::Ucx && self.falls_back() { Path::Tcp } else { it })
+    }
+
+    fn falls_back(&self) -> bool {
+        self.unheld.is_some() && !self.required
     }
 
     /// Why the way to a peer is shut.
     pub(in crate::paths) fn why_shut(&self, peer: PeerId) -> Option<&str> {
-        self.ways.get(&peer).and_then(Way::why_shut)
+        let unheld = self.unheld.as_deref().filter(|_| self.falls_back());
+        self.ways.get(&peer).and_then(|it| it.why_shut().or(unheld))
     }
 
     /// Whether a way that is shut has rested long enough.

@@ -184,7 +184,8 @@ fn a_landing_that_cannot_be_registered_is_filled_over_the_link_and_the_way_stays
     reader.remote.as_mut().unwrap().rest_from(reader.tcp.now());
     let by_tcp = Traffic { tcp_bytes: BYTES as u64, sent_anew: 1, ..Traffic::default() };
     assert_eq!(fetch_into(&mut reader, &mut owner, landing, 0), by_tcp);
-    assert_eq!(reader.path(OWNER), Path::Ucx);
+    assert_eq!(reader.path(OWNER), Path::Tcp, "what rows take is told");
+    assert_eq!(reader.why_tcp(OWNER), Some("a test says so"));
     let own = Traffic { ucx_bytes: BYTES as u64, ..Traffic::default() };
     assert_eq!(fetch(&mut reader, &mut owner), own, "memory in no arena is left to UCX");
 }
