@@ -73,8 +73,7 @@ fn a_known_speed_costs_nothing_and_a_loss_is_bounded() {
         assert_eq!(row.lost_nanos > churn::DETECTION, lost, "{row:?}");
         assert_eq!(row.bundles_moved > 0, row.alive < 16, "{row:?}");
         assert!(row.alive < 16 || row.imbalance_ppm <= 2_000, "{row:?}");
-        // A new plan for 15 slots is no faster than one for 16, and faster than what the plan for 16 leaves to 15.
-        assert!(row.anew_nanos >= quiet[0].anew_nanos, "{row:?}");
+        // A new plan for 15 slots is faster than what the plan for 16 leaves to 15.
         assert!(row.alive == 16 || row.anew_nanos < row.nanos, "{row:?}");
     }
     assert_eq!(rows.iter().filter(|it| it.event.contains("is lost")).count(), 4);

@@ -20,7 +20,7 @@ use super::bins::{Bin, Bins};
 use super::coarse::dearest_tile;
 use super::groups::Span;
 use super::{even, fill, rank};
-use crate::{DocumentId, Mask, Problem, TILE_ROWS};
+use crate::{Document, DocumentId, Mask, Problem, TILE_ROWS};
 
 /// A plan may finish later by one part in this many of the level, where it saves [`SAVED`].
 const LATE: u64 = 100;
@@ -70,8 +70,11 @@ pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>>
 
 /// Whether a window leaves out keys of a document.
 fn is_windowed(problem: &Problem) -> bool {
-    let mut documents = problem.layout.documents().iter();
-    documents.any(|it| matches!(it.mask, Mask::Window { left } if it.rows > left.saturating_add(1)))
+    problem.layout.documents().iter().any(is_cut_by_window)
+}
+
+fn is_cut_by_window(document: &Document) -> bool {
+    matches!(document.mask, Mask::Window { left } if document.rows > left.saturating_add(1))
 }
 
 /// Whether the last of `bins` finishes earlier, or fewer bytes travel; or hardly later with far fewer.
@@ -110,8 +113,15 @@ fn by_heads(problem: &Problem, spans: Vec<Span>) -> Vec<Span> {
     if !problem.heads_may_part() {
         return spans;
     }
+    let documents = problem.layout.documents();
     let of_heads = |span: Span| {
-        problem.all_heads().map(move |head| Span { heads: head..head + 1, ..span.clone() })
+        // Documents within their window have no halo to save, and may be hundreds of thousands.
+        let heads = if is_cut_by_window(&documents[span.document.0 as usize]) {
+            problem.all_heads().map(|head| head..head + 1).collect()
+        } else {
+            vec![span.heads.clone()]
+        };
+        heads.into_iter().map(move |heads| Span { heads, ..span.clone() })
     };
     spans.into_iter().flat_map(of_heads).collect()
 }
@@ -329,7 +339,7 @@ impl Line {
                 parts.push((bin, span));
                 at += 1;
             }
-            let most = self.before[at] + room;
+            let most = self.before[at].saturating_add(room);
             let end = self.before.partition_point(|it| *it <= most) - 1;
             if end > at {
                 whole.push((bin, at..end));

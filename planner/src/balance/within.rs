@@ -12,7 +12,7 @@ use super::bend;
 use super::bins::Bins;
 use super::prices::Prices;
 use super::room::Limits;
-use super::{attempt, is_better, is_even};
+use super::{is_better, is_even, made};
 use crate::memory::{check_beside, largest_bundle, memory_of};
 use crate::plan::least_work;
 use crate::traffic::{Held, smallest_bundle};
@@ -44,7 +44,9 @@ pub(super) fn plan_within_memory(
 ) -> Result<Plan, Error> {
     let ample = |it: &Slot| Slot { memory: u64::MAX, ..*it };
     let slots = problem.slots.iter().map(ample).collect();
-    let free = attempt(&Problem { slots, ..problem.clone() }, digest)?;
+    // Other tolerances and links are the caller's to try: each of them comes here by itself.
+    let ample = Problem { slots, ..problem.clone() };
+    let free = made(&ample, &ample, digest)?;
     let mut found = Found { problem, digest, beside, free: &free, best: Err(Error::NoSlot) };
     let limits: Vec<Limits> = reserves(problem, &free, beside)
         .into_iter()
