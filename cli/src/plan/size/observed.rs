@@ -13,6 +13,7 @@ use cadre_crds::{OnPoolLoss, Wire};
 use cadre_planner::{
     DocumentId, Problem, Profile, RankId, Slot, SlotId, Stretch, Tolerance, plan_at_home,
 };
+use cadre_step::conduct::NOMINAL_WEIGHT;
 use cadre_step::envelope::{Lengths, NanoLengths};
 use cadre_step::header::KvHeads;
 use cadre_step::layers::Kind;
@@ -179,6 +180,9 @@ impl Watched {
 /// The problem of the same rows with a slot in place at every rank.
 pub(super) fn at_home(problem: &Problem) -> Problem {
     let ranks = (0..problem.layout.ranks().len() as u32).map(RankId);
-    let slot = |rank| Slot { weight: 100, head_start: 0, home: Some(rank), memory: PLENTY };
+    let speed = |rank| problem.slots.iter().find(|it| it.home == Some(rank)).map(|it| it.weight);
+    let weight = |rank| speed(rank).unwrap_or(NOMINAL_WEIGHT);
+    let slot =
+        |rank| Slot { weight: weight(rank), head_start: 0, home: Some(rank), memory: PLENTY };
     Problem { slots: ranks.map(slot).collect(), ..problem.clone() }
 }

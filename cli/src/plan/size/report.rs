@@ -1,6 +1,7 @@
 //! What a job needs and gets, as one line of JSON or as a table.
 
 use cadre_planner::{Bounds, Profile, servers_for};
+use cadre_step::conduct::NOMINAL_WEIGHT;
 use serde::Serialize;
 
 use super::draw::{Drawn, Layer, Machine};
@@ -77,6 +78,9 @@ pub(super) fn servers_needed(job: &Job, machine: &Machine) -> Result<u64, SizeEr
     let probe = job.replicas.max(u32::from(!job.in_place));
     let (memory, trainer_memory) = (u64::MAX >> 4, u64::MAX >> 4);
     let roomy = Job { memory, trainer_memory, ..job.clone() };
+    let nominal = f64::from(NOMINAL_WEIGHT);
+    let speed = |it: u32| f64::from(*job.weights[0].get(it as usize).unwrap_or(&NOMINAL_WEIGHT));
+    let mean = (0..probe).map(speed).sum::<f64>() / f64::from(probe.max(1)) / nominal;
     let mut needed = 0;
     for step in 0..STEPS {
         for drawn in Drawn::all(&roomy, probe, step)? {
@@ -86,6 +90,7 @@ pub(super) fn servers_needed(job: &Job, machine: &Machine) -> Result<u64, SizeEr
             let back = (machine.back(problem) / 2.0).max(1.0);
             let time = machine.attention(problem, work) * back;
             let linear = machine.linear(job, problem.heads);
+            let time = time / mean.max(1.0 / nominal);
             needed = needed.max(servers_for(time as u64, linear as u64, 100, job.in_place));
         }
     }
