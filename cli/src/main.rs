@@ -28,7 +28,7 @@ use std::io::{IsTerminal as _, Write as _};
 use std::process::ExitCode;
 
 use cadre_trainer::{TrainArgs, trainer_main};
-use cadre_worker::process::last_words;
+use cadre_worker::process::{arm_parent_death, last_words};
 use cadre_worker::{ServerArgs, server_main};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
@@ -121,6 +121,9 @@ const FOUND: u8 = 1;
 
 /// Runs this command once for each of these ranks.
 fn in_all(ranks: ranks::Ranks) -> ExitCode {
+    if let Err(error) = arm_parent_death() {
+        return complain(&error.to_string(), BAD_INPUT);
+    }
     let program = std::env::current_exe().map_err(ranks::Error::Runtime);
     let arguments: Vec<_> = std::env::args_os().skip(1).collect();
     let ended = program.and_then(|it| ranks.run(it.as_os_str(), &arguments));

@@ -2,13 +2,16 @@
 //!
 //! In: what the operator sets in such a pod, `LOCAL_WORLD_SIZE` and `GROUP_RANK`, and no rank. Out: this program again, once
 //! for each rank, with `RANK` and `LOCAL_RANK`; the exit code of the rank whose end ended the others. A signal that asks for
-//! the end goes to all ranks. Ranks end with this process, also by `kill -9`, since each is tied to its parent.
+//! the end goes to all ranks. When one has failed, the others have a while to end by themselves, with a checkpoint: who has not
+//! joined yet would wait for the failed one for ever. Ranks end with this process, also by `kill -9`, since each is tied to its
+//! parent, as this process is to its own.
 
 use std::env::VarError;
 use std::ffi::OsStr;
 use std::io::{Error as IoError, Write as _};
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::ExitStatus;
+use std::time::Duration;
 
 use cadre_crds::contract::{
     CADRE_INDEX, CADRE_PARENT_PID, GROUP_RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, RANK,
@@ -18,17 +21,24 @@ use tokio::process::Command;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{Signal as Signals, SignalKind, signal};
 use tokio::task::JoinSet;
+use tokio::time::{Instant, sleep_until};
 
 use crate::BAD_INPUT;
 
 /// Exit code of a rank that is not the cause.
 const NO_CAUSE: u8 = 3;
+/// For how long the others may go on when a rank has failed; then they are asked to end.
+const PATIENCE: Duration = Duration::from_mins(5);
+/// After what they are killed.
+const GRACE: Duration = Duration::from_secs(30);
 
 /// Ranks of this pod.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Ranks {
     first: u32,
     count: u32,
+    /// See [`PATIENCE`] and [`GRACE`].
+    limits: [Duration; 2],
 }
 
 impl Ranks {
@@ -53,7 +63,7 @@ impl Ranks {
         let pod = number(GROUP_RANK)?;
         let first = pod.checked_mul(count).filter(|it| it.checked_add(count).is_some());
         let first = first.ok_or(Error::Malformed { name: GROUP_RANK, value: pod.to_string() })?;
-        Ok(Some(Self { first, count }))
+        Ok(Some(Self { first, count, limits: [PATIENCE, GRACE] }))
     }
 
     /// Runs `program` with these arguments once for each rank, and waits for all of them.
@@ -81,26 +91,47 @@ impl Ranks {
                 alive.extend(child.id().map(|id| (rank, id)));
                 ends.spawn(async move { (rank, child.wait().await) });
             }
+            // When the next of the signals that hurry the others is due.
+            let mut late: Option<Instant> = None;
+            let [patience, grace] = self.limits;
+            let mut hurry = [(Signal::KILL, grace), (Signal::TERM, grace)].to_vec();
             let mut code = 0;
             loop {
+                let until = late.unwrap_or_else(|| Instant::now() + patience);
                 tokio::select! {
                     end = ends.join_next() => match end {
                         Some(Ok((rank, end))) => {
                             alive.retain(|it| it.0 != rank);
-                            code = worse(code, ended(rank, end.map_err(Error::Runtime)?));
+                            let own = ended(rank, end.map_err(Error::Runtime)?);
+                            // Who was hurried is no cause.
+                            if hurry.len() == 2 {
+                                code = worse(code, own);
+                            }
+                            if own != 0 {
+                                late.get_or_insert_with(|| Instant::now() + patience);
+                            }
                         }
                         Some(Err(error)) => return Err(Error::Runtime(IoError::other(error))),
                         None => return Ok(code),
                     },
-                    which = asked.next() => for (_, id) in &alive {
-                        // It may have ended meanwhile.
-                        if let Some(pid) = i32::try_from(*id).ok().and_then(Pid::from_raw) {
-                            let _ = kill_process(pid, which);
-                        }
+                    which = asked.next() => send(which, &alive),
+                    () = sleep_until(until), if late.is_some() => if let Some((which, rest)) = hurry.pop() {
+                        send(which, &alive);
+                        late = Some(Instant::now() + rest);
                     },
                 }
             }
         })
+    }
+}
+
+/// Sends a signal to ranks, by their process ids.
+fn send(which: Signal, ranks: &[(u32, u32)]) {
+    for (_, id) in ranks {
+        // It may have ended meanwhile.
+        if let Some(pid) = i32::try_from(*id).ok().and_then(Pid::from_raw) {
+            let _ = kill_process(pid, which);
+        }
     }
 }
 
@@ -179,6 +210,7 @@ pub(crate) enum Error {
 mod tests {
     use std::collections::BTreeMap;
     use std::path::Path;
+    use std::sync::{Mutex, PoisonError};
 
     use super::*;
 
@@ -190,7 +222,8 @@ mod tests {
     #[test]
     fn only_a_pod_of_several_trainers_without_a_rank_starts_some() {
         let pod = [(LOCAL_WORLD_SIZE, "4"), (GROUP_RANK, "3")];
-        assert_eq!(of(&pod).unwrap(), Some(Ranks { first: 12, count: 4 }));
+        let expected = Ranks { first: 12, count: 4, limits: [PATIENCE, GRACE] };
+        assert_eq!(of(&pod).unwrap(), Some(expected));
         for more in [(RANK, "12"), (CADRE_INDEX, "12"), (LOCAL_WORLD_SIZE, "1")] {
             assert_eq!(of(&[&pod[..], &[more]].concat()).unwrap(), None, "{more:?}");
         }
@@ -205,9 +238,17 @@ mod tests {
         assert!(refused.starts_with("GROUP_RANK is \"\""), "{refused}");
     }
 
-    /// Runs a script in two ranks, the third and the fourth, with a folder as its `$0`.
+    /// Runs a script in two ranks, the third and the fourth, with a folder as its `$0`. One at a time: a signal to this process
+    /// is heard by all of them.
     fn run(script: &str, folder: &Path) -> u8 {
-        let ranks = Ranks { first: 2, count: 2 };
+        run_for(Duration::from_mins(10), script, folder)
+    }
+
+    /// As [`run`]; when a rank has failed, the other one has so long.
+    fn run_for(patience: Duration, script: &str, folder: &Path) -> u8 {
+        static ONE: Mutex<()> = Mutex::new(());
+        let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
+        let ranks = Ranks { first: 2, count: 2, limits: [patience; 2] };
         let arguments = [OsStr::new("-c"), OsStr::new(script), folder.as_os_str()];
         ranks.run(OsStr::new("/bin/sh"), &arguments).unwrap()
     }
@@ -233,6 +274,17 @@ mod tests {
         assert_eq!(run(script, folder.path()), 7);
         assert!(folder.path().join("seen").exists());
         assert_eq!(run("kill -9 $$", folder.path()), 137);
+    }
+
+    #[test]
+    fn who_waits_for_a_rank_that_has_failed_is_ended() {
+        let folder = tempfile::tempdir().unwrap();
+        for deaf in ["", "trap '' TERM; "] {
+            let script =
+                format!("if [ $RANK = 2 ]; then exit 2; fi; {deaf}while :; do sleep 0.01; done");
+            let patience = Duration::from_millis(50);
+            assert_eq!(run_for(patience, &script, folder.path()), BAD_INPUT, "{deaf:?}");
+        }
     }
 
     #[test]
