@@ -14,6 +14,7 @@ import contextvars
 import ctypes
 import dataclasses
 import os
+import signal
 import sys
 import threading
 import time
@@ -103,6 +104,8 @@ class Job:
         turns: Turns = None,
     ) -> bool:
         """Ends the step that runs and begins the next one; returns whether there is one."""
+        if self.stopped:
+            return False
         if self.ended:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
         if missing := self.missing():
@@ -189,7 +192,7 @@ class Job:
         why = f"{type(error).__name__}: {error}" if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
         leave = self.close if self.stopped else self.leave
-        leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error))
+        leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error) and not self.stopped)
 
     def at_exit(self) -> None:
         """Fails the job if this rank exits in the middle, so that no other rank waits for it."""
@@ -201,7 +204,10 @@ class Job:
         self.close()
 
     def in_child(self) -> None:
-        """Called after a fork: keeps the session from being dropped, which would wait for threads of the parent."""
+        """Called after a fork: keeps the session from being dropped, which would wait for threads of the parent. And
+        SIGTERM does what the script says, or ends it: a rank's handler needs a thread that only the parent has."""
+        with contextlib.suppress(ValueError):  # a fork by another thread than the main one
+            signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
         if self.session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
 

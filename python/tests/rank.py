@@ -14,8 +14,10 @@ import argparse
 import functools
 import itertools
 import os
+import signal
 import sys
 import threading
+import time
 from pathlib import Path
 
 import cadre
@@ -237,6 +239,14 @@ def micro_batch_of(
             refused("this process was forked from rank", lambda: attention(0, q, k, v))
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0, "a forked process broke"
+        is_there, there = os.pipe()
+        if (child := os.fork()) == 0:
+            os.write(there, b" ")
+            time.sleep(60)
+            os._exit(0)
+        os.read(is_there, 1)
+        os.kill(child, signal.SIGTERM)
+        assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGTERM, "a forked process does not hear SIGTERM"
     if any(isinstance(it, cadre.Stretch) for it in LAYOUTS[at[0]][at[1]][rank]):
         lengths = [end - start for _, start, end in held]
         ends = cadre.pack([torch.zeros(sum(lengths) + 9).int()], rows=[len(q), 9], rank=0, ranks=2).cu_seqlens
