@@ -90,7 +90,7 @@ impl fmt::Display for Exit {
 }
 
 impl Exit {
-    /// Whether SIGTERM ended a server that had not joined yet: one that has says so, and leaves.
+    /// Whether SIGTERM ended it.
     pub(crate) fn was_asked(&self) -> bool {
         self.code == Some(ASKED_TO_END.into()) || self.signal == Some(Signal::TERM.as_raw())
     }

@@ -220,6 +220,8 @@ impl Processes {
                 command.env(&variable.name, value);
             }
         }
+        // The job says these, or nobody: the shell's are not its own.
+        command.env_remove(contract::CADRE_PROFILE).env_remove(contract::CADRE_TOLERANCE);
         command.envs(self.shared.iter().map(|(name, value)| (name, value)));
         let role = match worker.role {
             Role::Trainer => contract::ROLE_TRAINER,

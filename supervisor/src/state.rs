@@ -288,7 +288,8 @@ impl State {
             return;
         }
         let crashes = self.crashes.entry(name.index).or_default();
-        let left = worker.leaves && exit.code == Some(0) || exit.was_asked();
+        // Who had not joined has nobody to say it to.
+        let left = worker.leaves && exit.code == Some(0) || !worker.listening && exit.was_asked();
         if worker.hit.is_none() && !left {
             crashes.push_back(now);
         }
