@@ -19,8 +19,8 @@ use crate::choices::{EngineChoice, ExchangeChoice};
 
 /// Where the kernel tells of devices.
 const SYS: &str = "/sys";
-/// Memory that cards have to hold at least: two pieces of 64 MiB for rows, and two for landings.
-const LEAST_LOCKED_BYTES: u64 = 256 << 20;
+/// Memory that cards have to hold at least: the board of 32 MiB, two pieces of 64 MiB for rows, and two for landings.
+const LEAST_LOCKED_BYTES: u64 = 288 << 20;
 
 /// Names of findings that other modules look for.
 pub(super) const SHARED: &str = "shared memory";
@@ -229,7 +229,8 @@ mod tests {
             (few, true, false, State::Absent),
             (few, true, true, State::Missing),
             (few, false, true, State::Missing),
-            (Some(LEAST_LOCKED_BYTES), true, true, State::Ok),
+            (Some((288 << 20) - 1), true, true, State::Missing),
+            (Some(288 << 20), true, true, State::Ok),
             (None, true, true, State::Ok),
         ] {
             let found = locked(limit, has_cards, is_asked);
