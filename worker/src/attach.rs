@@ -189,7 +189,9 @@ pub fn attach<O: Open>(
     let secret = welcome.job_secret.try_into().map_err(|_| Error::Secret { bytes })?;
     let encryption = match settings.encryption {
         cadre_crds::Encryption::Tcp => {
-            tracing::info!("links between the job's workers are encrypted");
+            tracing::info!(
+                "links between the job's workers are encrypted; rows by RDMA go in the clear"
+            );
             Encryption::Tcp
         }
         cadre_crds::Encryption::Required => {
