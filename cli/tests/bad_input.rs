@@ -109,7 +109,7 @@ fn bad_manifests_are_refused() {
     check(
         bf16,
         &[],
-        "--model is tiny, whose layer 0 has head dim 32, for which there is no GPU kernel",
+        "--model is tiny, whose layer 0 has head dim 32, which --exchange node does not take",
     );
 }
 

@@ -144,6 +144,8 @@ fn a_reproducible_job_leaves_out_a_server_that_runs_other_kernels() {
     let refused = notices.find(|it| it.contains("the job says reproducible"));
     let refused = refused.unwrap_or_else(|| panic!("{said}"));
     assert!(refused.contains("sm_80 portable ") && refused.contains("gpu sm_90a "), "{refused}");
+    assert!(output.status.success(), "{said}");
+    assert!(events.iter().any(|it| it["event"] == "step"), "{said}");
 }
 
 #[test]

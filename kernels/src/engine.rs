@@ -8,7 +8,7 @@
 
 use crate::cubins::{CUBINS, PORTABLE};
 use crate::device::host::HostRows;
-use crate::device::{self, Family, Gpu, Order, Refusal};
+use crate::device::{self, Family, Gpu, Order, Refusal, compiler, runs_machine_code};
 use crate::{Backward, Error, Forward, Heads, Threads};
 use crate::{backward, check, cpu, forward, numerics_id};
 
@@ -110,7 +110,8 @@ impl Engine {
     ///
     /// # Errors
     ///
-    /// Why there is no GPU, where one is demanded or named; a GPU that is named beside [`Choice::Cpu`].
+    /// Why there is no GPU, where one is demanded or named; a GPU that is named beside [`Choice::Cpu`]; kernels that are asked for
+    /// and do not run on the GPU.
     pub fn choose_on(
         which: WhichGpu,
         choice: Choice,
@@ -125,6 +126,8 @@ impl Engine {
             }
             (Choice::Auto, WhichGpu::Turn(_)) => Ok(match open() {
                 Ok(gpu) => Self { gpu: Some(gpu), ..Self::cpu(threads) },
+                // What was asked for by name is not left out for the CPU.
+                Err(error @ device::Error::Family { .. }) => return Err(error),
                 Err(error) => Self { without: Some(error), ..Self::cpu(threads) },
             }),
         }
@@ -202,8 +205,13 @@ impl Engine {
             }
             // Products add up in an order of each generation's own.
             Family::Portable => {
+                let is_compiled = !runs_machine_code(gpu.capability());
                 for it in PORTABLE {
-                    digest.update(it.ptx);
+                    digest.update(if is_compiled { it.ptx } else { it.cubin.bytes });
+                }
+                // It chooses which products and sums become one instruction.
+                if is_compiled {
+                    digest.update(compiler().as_bytes());
                 }
                 let (major, minor) = gpu.capability();
                 format!("sm_{major}{minor} portable")

@@ -209,5 +209,7 @@ fn an_engine_says_which_kernels_run_and_names_them_by_compute_capability() {
     let old = "has compute capability 7.5, the kernels are for 8.0 and newer";
     run("portable::refused", &[("CADRE_EMULATED_CAPABILITY", "75"), wanted(old)]);
     let hopper = ("CADRE_GPU_KERNELS", "hopper");
-    run("portable::refused", &[SM_80, hopper, wanted("CADRE_GPU_KERNELS is \"hopper\"")]);
+    let unfit = wanted("CADRE_GPU_KERNELS is \"hopper\"");
+    run("portable::refused", &[SM_80, hopper, unfit]);
+    run("portable::refused_for_any_engine", &[SM_80, hopper, unfit]);
 }

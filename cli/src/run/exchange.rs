@@ -93,7 +93,7 @@ pub(super) fn check_exchange(
     if let Some((core, dim)) = dims.find(|it| !is_gpu_head_dim(it.1.into())) {
         let (model, layer) = (&design.preset, stack.layer_of(core));
         let problem = format!(
-            "is {model}, whose layer {layer} has head dim {dim}, for which there is no GPU kernel"
+            "is {model}, whose layer {layer} has head dim {dim}, which --exchange node does not take"
         );
         let remedy = "give all layers head dims of 64, 128 or 256 (--head-dim, --layers), or say --exchange tcp";
         return refuse("--model", &problem, remedy);

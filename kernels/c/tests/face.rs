@@ -69,7 +69,8 @@ fn a_wrong_call_has_words_and_harms_nothing() {
     let lines: Vec<_> = said.lines().collect();
     let words = [
         "gpu is null; hand in what the call that made it gave, if that succeeded",
-        "head dim 80 has no GPU kernel; use 64, 128 or 256, or the CPU",
+        "head dim 80 has no GPU kernel here; those for Hopper take 64, 128 and 256, the portable ones (CADRE_GPU_KERNELS) each \
+         multiple of 8 up to 256; use such, or the CPU",
         "3 query heads do not divide over 2 KV heads; hand in whole KV-head groups",
         "task 0 and 1 share row 50; give each its own",
         "tasks is null; hand in what the call that made it gave, if that succeeded",

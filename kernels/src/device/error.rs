@@ -45,8 +45,8 @@ pub enum Error {
     },
     /// The GPU is too old.
     #[error(
-        "GPU {name} has compute capability {major}.{minor}, the kernels are for 8.0 and newer (A100, RTX 30 and later); say \
-         --engine cpu"
+        "GPU {name} has compute capability {major}.{minor}, the kernels are for 8.0 and newer (A100, RTX 30 and later); use \
+         the CPU (--engine cpu)"
     )]
     Generation {
         /// What the driver calls it.

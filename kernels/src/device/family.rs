@@ -19,6 +19,23 @@ pub enum Family {
     Portable,
 }
 
+/// Whether the machine code for compute capability 8.0 runs on a GPU of another one: on later ones of its generation, but on
+/// none for cars (8.7). For others the driver compiles the kernels.
+pub(crate) fn runs_machine_code(capability: (i32, i32)) -> bool {
+    matches!(capability, (8, 0 | 6 | 9))
+}
+
+/// Release of the driver that compiles, as the kernel's module says it; empty where it says none.
+pub(crate) fn compiler() -> String {
+    let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
+    release(&text).to_owned()
+}
+
+fn release(text: &str) -> &str {
+    let is_release = |it: &&str| it.starts_with(|it: char| it.is_ascii_digit()) && it.contains('.');
+    text.split_whitespace().find(is_release).unwrap_or_default()
+}
+
 impl Family {
     /// The family of a GPU with this name and compute capability; `asked` is what the environment names.
     ///
@@ -110,6 +127,16 @@ impl Family {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn machine_code_runs_where_it_is_for_and_the_driver_that_compiles_is_named() {
+        let of = |minor| runs_machine_code((8, minor));
+        assert_eq!([of(0), of(6), of(7), of(8), of(9)], [true, true, false, false, true]);
+        assert!(!runs_machine_code((9, 0)) && !runs_machine_code((12, 0)));
+        let said = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.65.06  Release Build\nGCC version: 12.3";
+        assert_eq!(release(said), "580.65.06");
+        assert_eq!(release(""), "");
+    }
 
     #[test]
     fn a_gpu_runs_the_kernels_of_its_generation_unless_others_are_asked_for() {

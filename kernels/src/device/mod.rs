@@ -71,6 +71,7 @@ pub use driver::Gpu;
 pub use error::Error;
 pub use event::Event;
 pub use family::{FAMILY_VARIABLE, Family};
+pub(crate) use family::{compiler, runs_machine_code};
 pub use ferry::{Coming, Ferry, Going};
 pub use forward::{ForwardPlan, ForwardTensors};
 pub use gate::{Gate, Opener};

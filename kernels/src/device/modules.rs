@@ -15,7 +15,7 @@ use cudarc::driver::sys;
 
 use super::driver::call;
 use super::error::Error;
-use super::family::Family;
+use super::family::{Family, runs_machine_code};
 use super::tables::Launch;
 use crate::cubins::{CUBINS, Cubin, PORTABLE};
 
@@ -62,11 +62,10 @@ fn files(family: Family, capability: (i32, i32), form: Option<&Path>) -> Result<
             let why = "forms are of the kernels for Hopper, and this GPU runs the portable ones";
             Err(Error::Form { path: path.to_owned(), why: why.to_owned() })
         }
-        // A cubin of 8.0 runs on later GPUs of its generation, but on none for cars (8.7); for others the driver compiles.
         (Family::Portable, None) => Ok(PORTABLE
             .iter()
             .map(|it| {
-                let (image, kind) = if matches!(capability, (8, 0 | 6 | 9)) {
+                let (image, kind) = if runs_machine_code(capability) {
                     (it.cubin.bytes, "cubin")
                 } else {
                     (it.ptx, "fatbin")

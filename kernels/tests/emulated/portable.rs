@@ -35,6 +35,16 @@ fn engine() {
 
 #[test]
 #[ignore = "needs a GPU that does not run what is asked for"]
+fn refused_for_any_engine() {
+    let said = match Engine::choose(Choice::Auto, Threads::ONE) {
+        Err(error) => error.to_string(),
+        Ok(engine) => panic!("it computes by {}", engine.description()),
+    };
+    assert!(said.contains(&wanted()), "{said}");
+}
+
+#[test]
+#[ignore = "needs a GPU that does not run what is asked for"]
 fn refused() {
     let said = match Gpu::open(0) {
         Err(error) => error.to_string(),

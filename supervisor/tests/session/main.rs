@@ -298,7 +298,7 @@ fn heads_that_nothing_computes_are_refused_before_a_rank_joins() {
         ("uneven", "2 query heads in layer 1 of rank 1 are no multiple of its 3 KV heads; give"),
         (
             "on a gpu",
-            "no GPU kernel takes the head dim 8 in layer 0 of rank 1, whose rows would stay on the GPU; give",
+            "--exchange node does not take the head dim 8 in layer 0 of rank 1, whose rows would stay on the GPU; give",
         ),
     ] {
         match ended(AttentionPlace::Pool, &[], Some(mistake)).0 {

@@ -84,7 +84,7 @@ pub enum JoinError {
     },
     /// Rows that would stay on a GPU, where no kernel computes such heads.
     #[error(
-        "no GPU kernel takes the head dim {dim} in layer {layer} of rank {rank}, whose rows would stay on the GPU; give the model heads \
+        "--exchange node does not take the head dim {dim} in layer {layer} of rank {rank}, whose rows would stay on the GPU; give the model heads \
          of 64, 128 or 256, or take another exchange"
     )]
     OnGpu {
