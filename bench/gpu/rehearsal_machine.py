@@ -60,10 +60,19 @@ class Machine(rehearsal.Play):
         )
         self.assertIn(words, self.summary(came))
 
-    def test_the_gpu_is_of_another_kind(self) -> None:
-        came = self.play(CAPABILITY="80")
-        self.assertIn("has compute capability 8.0, the kernels are for 9.0", self.summary(came))
+    def test_the_gpu_is_too_old(self) -> None:
+        came = self.play(CAPABILITY="75")
+        self.assertIn("has compute capability 7.5, the kernels are for 8.0 and newer", self.summary(came))
         self.assertEqual(came.code, 3)
+
+    def test_the_gpu_runs_the_portable_kernels(self) -> None:
+        came = self.play(CAPABILITY="80")
+        summary = self.summary(came)
+        self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "right"})
+        self.assertIn("not run: forms: poll: a form of the kernels for Hopper; this GPU runs the portable ones", summary)
+        self.assertEqual({it["form"] for it in came.content["forms"]}, {"as built"})
+        # No PyTorch is there.
+        self.assertEqual((came.code, summary.count("FAILED")), (1, 1))
 
     def test_there_is_no_gpu(self) -> None:
         came = self.play(GPUS="0")

@@ -9,7 +9,7 @@ use std::mem::ManuallyDrop;
 use std::path::PathBuf;
 
 use cadre_kernels::Heads;
-use cadre_kernels::device::{Gpu, Order, Watch};
+use cadre_kernels::device::{Family, Gpu, Order, Watch};
 use serde_json::{Value, json};
 
 use crate::case::Case;
@@ -43,6 +43,10 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
     let watch = Watch::new(gpu)?;
     let mut unit = 0;
     for (form, folder) in folders(options) {
+        if form != BUILT && gpu.family() == Family::Portable {
+            lines.tell(&json!({"not_run": form, "why": "a form of the kernels for Hopper; this GPU runs the portable ones"}));
+            continue;
+        }
         for dim in [128, 64, 256] {
             let (index, name) = (unit, format!("d{dim}, {form}"));
             unit += 1;
