@@ -129,6 +129,11 @@ pub struct Attention {
     #[serde(default = "hundred")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 1000)))]
     pub share: u32,
+    /// Dedicated servers that the job needs, as `cadre plan` counts them. A pool of mode `Auto` makes as many while the job waits
+    /// for its first one; afterwards it follows the load. Default: one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 4096)))]
+    pub servers: Option<u32>,
     /// Type of Q, K, V, O, dO and dQ on the wire. Default `F32`; `Bf16` moves half the bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
@@ -179,6 +184,7 @@ impl Default for Attention {
         Self {
             pool_ref: PoolRef::default(),
             share: hundred(),
+            servers: None,
             wire: None,
             reproducible: false,
             encryption: None,

@@ -72,7 +72,7 @@ pub struct AttentionPoolSpec {
         schemars(length(min = 1, max = 32), regex(pattern = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"))
     )]
     pub class: Option<String>,
-    /// Dedicated servers: processes (pods) of their own. Default 0.
+    /// Dedicated servers: processes (pods) of their own. In mode `Auto` the operator writes it: leave it out. Default 0.
     #[cfg_attr(feature = "schema", schemars(range(min = 0, max = 4096)))]
     pub replicas: u32,
     /// The trainers of the pool's jobs serve too. Default true; with `replicas` this is the hybrid.
@@ -163,7 +163,7 @@ pub enum ScalingMode {
     /// The user alone.
     #[default]
     Fixed,
-    /// The operator, from the servers' load.
+    /// The operator, from the servers' load and the jobs that wait.
     Auto,
     /// An autoscaler through the scale subresource.
     External,
@@ -320,7 +320,7 @@ pub struct AttentionPoolStatus {
     /// Jobs that servers work for, by namespace and name; who works for none is not in it.
     #[cfg_attr(feature = "schema", schemars(length(max = 4096)))]
     pub holders: Vec<Holder>,
-    /// The last change of `replicas`, with what it was made from.
+    /// The last change of `replicas` by mode `Auto`, with what it was made from. For people: no operator reads it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_scale_decision: Option<ScaleDecision>,
     /// `Available`, `Progressing`, `Balanced`, `ScalingActive`, `PlacementSatisfied`, `Degraded`, `Ready`; while they are
@@ -358,16 +358,16 @@ pub struct WorstServer {
     pub slow_factor_percent: u32,
 }
 
-/// Why `replicas` was changed.
+/// Why mode `Auto` changed `replicas`.
 #[derive(Clone, Debug, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 #[serde(rename_all = "camelCase")]
 pub struct ScaleDecision {
     /// When.
     pub time: Time,
-    /// Servers before.
+    /// `replicas` before.
     pub from: u32,
-    /// Servers after.
+    /// `replicas` after.
     pub to: u32,
     /// Busy share that it was made from, in percent.
     pub utilization_percent: u32,

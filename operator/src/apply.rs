@@ -10,12 +10,13 @@
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER};
-use cadre_desired::{Action, Kind, Object, Reference};
+use cadre_desired::{Action, Kind, Object, Reference, SCALER};
 use futures_util::{StreamExt as _, stream};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -52,7 +53,11 @@ where
         Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Pod,
         Action::Delete(which) => which.kind == Kind::Pod,
         Action::Drain { .. } => true,
-        Action::Note { .. } | Action::DeleteSelf | Action::Guard | Action::Release => false,
+        Action::Note { .. }
+        | Action::Scale { .. }
+        | Action::DeleteSelf
+        | Action::Guard
+        | Action::Release => false,
     });
     let no_more_pods = AtomicBool::new(prepared.is_err());
     let mut result = prepared;
@@ -148,6 +153,9 @@ where
                 delete::<ControllerRevision>(client, &namespace, &which).await.map(drop)
             }
         },
+        Action::Scale { replicas, annotation, text } => {
+            scale(client, owner, replicas, (annotation, &text)).await
+        }
         Action::DeleteSelf => {
             let name = owner.name_any();
             let which = Reference { kind: Kind::Job, name, uid: owner.uid().unwrap_or_default() };
@@ -237,6 +245,45 @@ where
         Ok(result) => Ok(result.left()),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(Error::api(format!("delete {} {}", T::kind(&()), which.name), error)),
+    }
+}
+
+/// Writes the number of servers, unless the object has changed since it was looked at: somebody else may have written one. By
+/// server-side apply, the only write that always leaves in `managedFields` whose number it is.
+async fn scale<K>(
+    client: &Client,
+    owner: &K,
+    replicas: u32,
+    (annotation, text): (&str, &str),
+) -> Result<(), Error>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let name = owner.name_any();
+    let mut annotations = BTreeMap::new();
+    if !text.is_empty() {
+        annotations.insert(annotation, text);
+    }
+    // With the uid, an object that is gone is not made anew.
+    let patch = json!({
+        "apiVersion": K::api_version(&()),
+        "kind": K::kind(&()),
+        "metadata": {
+            "uid": owner.uid(),
+            "resourceVersion": owner.resource_version(),
+            "annotations": annotations,
+        },
+        "spec": {"replicas": replicas},
+    });
+    let api = Api::<K>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
+    match api.patch_metadata(&name, &PatchParams::apply(SCALER).force(), &Patch::Apply(patch)).await
+    {
+        Ok(_) => Ok(()),
+        Err(error) if is_gone(&error) => Err(Error::Stale),
+        Err(error) => Err(Error::api(format!("write spec.replicas {replicas}"), error)),
     }
 }
 

@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use tokio::sync::OnceCell;
 
 use crate::api::WATCH_SECONDS;
-use crate::prune::{prune, prune_job, prune_node, prune_pod};
+use crate::prune::{prune, prune_job, prune_node, prune_pod, prune_pool};
 use crate::recent::version;
 use crate::triggers::{Key, Triggers};
 
@@ -92,7 +92,7 @@ impl Caches {
             scoped(client, namespace),
             all(),
             move |it: &Readable<AttentionPool>| it.object.class() == class.as_deref(),
-            |it| prune(it.metadata_mut()),
+            |it| prune_pool(it.metadata_mut()),
             move |it| {
                 own.put(key(it));
                 // Jobs that wait for this pool, or have just lost it.

@@ -183,6 +183,7 @@ impl Metrics {
             Action::Drain { .. } => "drain",
             Action::Note { .. } => "note",
             Action::Delete(_) | Action::DeleteSelf => "delete",
+            Action::Scale { .. } => "scale",
             Action::Guard => "guard",
             Action::Release => "release",
         };

@@ -9,8 +9,9 @@ use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use cadre_crds::contract::{LABEL_JOB, LABEL_POOL, LABEL_ROLE, ROLE_SERVER};
-use cadre_crds::{AttentionPool, Readable, TrainingJob};
+use cadre_crds::{AttentionPool, Readable, ScalingMode, TrainingJob};
 use cadre_desired::pool::Node;
+use cadre_desired::pool::scale::Demand;
 use cadre_desired::{identity, job, pool, servers_budget, servers_service, trainers_service};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
@@ -21,6 +22,7 @@ use kube::runtime::reflector::ObjectRef;
 use crate::caches::within;
 use crate::context::Context;
 use crate::control::{JobFigures, Servers};
+use crate::triggers::Key;
 
 pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::Observed {
     let object = &read.object;
@@ -58,6 +60,8 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
             && label(&it.metadata, LABEL_POOL) == Some(&name)
     };
     let revisions = context.caches.revisions.state_filter(of_home);
+    let is_auto = object.spec.scaling.mode == ScalingMode::Auto;
+    let demands = if is_auto { demands(context, &trainers) } else { BTreeMap::new() };
     pool::Observed {
         pool: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -71,6 +75,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         holders,
         in_place,
         reports_complete: complete,
+        demands,
         memory: context.memory(&object.uid().unwrap_or_default()),
     }
 }
@@ -107,6 +112,22 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         failovers,
         last_words,
     }
+}
+
+/// What the jobs of these trainers need and wait for, by namespace and name; of jobs of other kinds nothing is known.
+fn demands(context: &Context, trainers: &[Arc<Pod>]) -> BTreeMap<Key, Demand> {
+    let mut demands = BTreeMap::new();
+    for of in trainers.iter().filter_map(|it| identity::job_of(it)) {
+        let key = (of.namespace, of.name);
+        let found = context.caches.trainings.get(&ObjectRef::new(&key.1).within(&key.0));
+        let Some(job) = found.filter(|_| !demands.contains_key(&key)) else { continue };
+        let uid = job.object.metadata.uid.as_deref().unwrap_or_default();
+        let waited = context.told.job(&key, uid).progress.map_or(0, |it| it.exposed_wait_percent);
+        let servers = job.object.spec.attention.servers;
+        let demand = Demand { servers, exposed_wait_ppm: waited.saturating_mul(10_000) };
+        demands.insert(key, demand);
+    }
+    demands
 }
 
 /// Namespace of the pool that a trainer joins.

@@ -1,17 +1,31 @@
 //! What the caches leave out of objects: whatever no decision reads, so that a large cluster fits into little memory.
 
 use cadre_crds::contract::SERVER_CONTAINER;
+use cadre_desired::pool::scale::writes_replicas;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{
     Container, ContainerStatus, Node, NodeSpec, Pod, PodSpec, PodTemplateSpec,
 };
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{FieldsV1, ObjectMeta};
+use serde_json::json;
 
 pub(crate) fn prune(meta: &mut ObjectMeta) {
     meta.managed_fields = None;
     if let Some(annotations) = &mut meta.annotations {
         annotations.remove("kubectl.kubernetes.io/last-applied-configuration");
     }
+}
+
+/// Of a pool it counts who has written the number of its servers.
+pub(crate) fn prune_pool(meta: &mut ObjectMeta) {
+    let written = meta.managed_fields.take();
+    prune(meta);
+    let mut written = written.unwrap_or_default();
+    written.retain(writes_replicas);
+    for entry in &mut written {
+        entry.fields_v1 = Some(FieldsV1(json!({"f:spec": {"f:replicas": {}}})));
+    }
+    meta.managed_fields = Some(written);
 }
 
 /// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.

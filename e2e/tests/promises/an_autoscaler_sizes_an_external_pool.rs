@@ -1,7 +1,7 @@
 //! An autoscaler from outside changes a pool of mode `External`: a `HorizontalPodAutoscaler` of the core API, on the pool's
 //! scale subresource, finds the servers by the selector of the status, makes more when they are busy and fewer when they
-//! are not, and stays at constant load. The operator follows and writes `spec.replicas` at no time. In mode `Auto` nobody
-//! follows the autoscaler, and `cadre explain` says so.
+//! are not, and stays at constant load. The operator follows and writes `spec.replicas` at no time. In mode `Auto` both
+//! write it, and `cadre explain` says so.
 //!
 //! What servers use is written here, in the place of a metrics server: objects of `metrics.k8s.io` that the API server
 //! stores; `busy_servers_get_company` has a real one. The autoscaler is the one of the controller manager.
@@ -58,7 +58,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     ensure!(follows, "mode External follows it: {said}");
     cluster.apply(HERE, &pool_with(2, "  scaling: {mode: Auto, min: 1, max: 4}\n"))?;
     let (_, said) = cadre(cluster, HERE, &explain)?;
-    ensure!(said.contains("horizontalpodautoscaler p: writes"), "nobody follows it now: {said}");
+    ensure!(said.contains("horizontalpodautoscaler p: writes"), "both write it now: {said}");
 
     cluster.kubectl(&["delete", "hpa", "p", "--namespace", HERE])?;
     cluster.kubectl(&["delete", "cadre", "--all", "--namespace", HERE, "--timeout=60s"])?;

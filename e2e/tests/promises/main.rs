@@ -16,6 +16,7 @@ mod a_pool_gets_its_servers_or_says_why_not;
 mod a_pool_is_resized_while_a_job_trains;
 mod a_pool_is_whole_again_on_another_node;
 mod a_quota_for_some_servers_is_told_and_lifts_by_itself;
+mod an_automatic_pool_loses_no_server_to_others;
 mod an_autoscaler_sizes_an_external_pool;
 mod an_operator_also_serves_a_cluster_of_the_user;
 mod an_uninstall_in_mid_training_ends;
@@ -102,6 +103,7 @@ const PROMISES: &[Promise] = promises! {
         a_job_becomes_pods_when_its_queue_says_so
         an_operator_also_serves_a_cluster_of_the_user
         only_the_operator_makes_servers
+        an_automatic_pool_loses_no_server_to_others
         an_uninstall_never_hangs;
     FakeNodes Alone:
         servers_are_replaced_one_after_the_other

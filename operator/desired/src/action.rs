@@ -39,6 +39,16 @@ pub enum Action {
         /// Value of the annotation.
         text: String,
     },
+    /// Write the number of servers of the object itself, by server-side apply as [`SCALER`](crate::SCALER), unless the object has
+    /// changed since it was looked at.
+    Scale {
+        /// What `spec.replicas` is to be.
+        replicas: u32,
+        /// Annotation of the same write.
+        annotation: &'static str,
+        /// Value of the annotation.
+        text: String,
+    },
     /// Delete an object.
     Delete(Reference),
     /// Delete the object itself that this is about.

@@ -28,6 +28,6 @@ mod settings;
 
 pub use action::{Action, Applied, Failure, Kind, Object, Reference};
 pub use names::{
-    MANAGER, server as server_name, servers_budget, servers_service, trainers_service,
+    MANAGER, SCALER, server as server_name, servers_budget, servers_service, trainers_service,
 };
 pub use settings::Settings;

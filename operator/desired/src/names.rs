@@ -23,6 +23,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference}
 
 /// Name under which the operator writes fields, labels and events.
 pub const MANAGER: &str = "cadre-operator";
+/// Name under which it writes `spec.replicas` of pools of mode `Auto`, and nothing else.
+pub const SCALER: &str = "cadre-operator-scale";
 
 /// Largest attempt that has a name.
 pub(crate) const LAST_ATTEMPT: u32 = 99_999;

@@ -2,8 +2,11 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod automatic;
 mod classes;
 mod encryption;
+#[path = "../../desired/tests/world/fields.rs"]
+mod fields;
 mod issuers;
 mod leading;
 mod leases;

@@ -75,6 +75,7 @@ fn table() -> Vec<(&'static str, &'static str, Cause, &'static str, &'static str
     let [pools, jobs] = ["attentionpools", "trainingjobs"];
     let other = || json!({"spec": {"selector": {"a": "b"}}});
     let budget = |spec: Value| json!({"spec": spec});
+    let more = json!({"spec": {"scaling": {"mode": "Auto", "min": 3, "max": 5}}});
     let fewer = || json!({"spec": {"replicas": 1}});
     let guarded = json!({"metadata": {"finalizers": [FINALIZER]}});
     let suspended = json!({"spec": {"suspend": true}});
@@ -93,14 +94,14 @@ fn table() -> Vec<(&'static str, &'static str, Cause, &'static str, &'static str
         (
             "apply",
             "poddisruptionbudgets",
-            put("poddisruptionbudgets", "p-servers", budget(json!({"minAvailable": 7}))),
+            put("poddisruptionbudgets", "p-servers", budget(json!({"maxUnavailable": 7}))),
             pools,
             "apply PodDisruptionBudget p-servers",
         ),
         (
             "delete",
             "poddisruptionbudgets",
-            put("poddisruptionbudgets", "p-servers", budget(json!({"maxUnavailable": 1}))),
+            put("poddisruptionbudgets", "p-servers", budget(json!({"minAvailable": 1}))),
             pools,
             "delete PodDisruptionBudget p-servers",
         ),
@@ -112,6 +113,7 @@ fn table() -> Vec<(&'static str, &'static str, Cause, &'static str, &'static str
             "delete ControllerRevision p-twin",
         ),
         ("patch", "pods", put(pools, "p", fewer()), pools, "drain pod p-1-"),
+        ("apply", "attentionpools", put(pools, "p", more), pools, "write spec.replicas 3"),
         ("delete", "pods", put(pools, "p", fewer()), pools, "delete Pod p-1-"),
         ("patch", "attentionpools", put(pools, "p", guarded), pools, "change the finalizers"),
         (

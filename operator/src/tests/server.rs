@@ -1,8 +1,8 @@
 //! A small API server in memory, for the tests of this crate.
 //!
-//! In: requests of a real client. Out: lists, watches, creates, patches and deletes as the real one
-//! answers them, with uids, versions, conflicts and preconditions. It knows no schemas and runs no
-//! controllers; the tests on a cluster ask the real one.
+//! In: requests of a real client. Out: lists, watches, creates, patches and deletes as the real one answers them, with uids,
+//! versions, conflicts and preconditions. Of `managedFields` it notes who has the number of a pool's servers. It knows no
+//! schemas and runs no controllers; the tests on a cluster ask the real one.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -18,7 +18,8 @@ use kube::Client;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::wire::{born, merge, parameter, refuse, refuse_with, reply, selected};
+use super::fields::{self, Way};
+use super::wire::{born, merge, parameter, patched, refuse, refuse_with, reply, selected};
 
 /// Resource, namespace and name.
 pub(crate) type Address = (String, String, String);
@@ -95,6 +96,16 @@ impl Server {
         let mut object = inner.objects.get(&address).cloned().unwrap_or_else(|| born("n", name));
         merge(&mut object, change);
         self.store(&mut inner, address, object);
+    }
+
+    /// Writes the number of servers of pool `p` as somebody else does, or a manifest without one. Out: whether it is taken.
+    pub(crate) fn write(&self, manager: &str, way: Way, number: Option<u64>) -> bool {
+        let address = ("attentionpools".to_owned(), "n".to_owned(), "p".to_owned());
+        let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut object = inner.objects.get(&address).cloned().expect("it is there");
+        let is_taken = fields::write(&mut object, manager, way, number);
+        self.store(&mut inner, address, object);
+        is_taken
     }
 
     /// Makes no more than so many objects of a resource, as a quota or an admission plugin does. `NAME` in the words is
@@ -263,7 +274,7 @@ async fn answered(server: Server, request: Request) -> Response {
         Method::PATCH if applies && server.get(&address).status() == StatusCode::NOT_FOUND => {
             server.create(resource, namespace, &body)
         }
-        Method::PATCH => server.patch(address, &body, rest.get(2) == Some(&"status")),
+        Method::PATCH => server.patch(address, &body, (rest.get(2).copied(), applies, query)),
         Method::DELETE => server.delete(&address, &body),
         _ => server.get(&address),
     }
@@ -317,7 +328,12 @@ impl Server {
         reply(&self.store(&mut inner, address, object))
     }
 
-    fn patch(&self, address: Address, body: &Value, of_status: bool) -> Response {
+    fn patch(
+        &self,
+        address: Address,
+        body: &Value,
+        (part, applies, query): (Option<&str>, bool, &str),
+    ) -> Response {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut object) = inner.objects.get(&address).cloned() else { return refuse(404) };
         for field in ["resourceVersion", "uid"] {
@@ -326,16 +342,8 @@ impl Server {
                 return refuse(409);
             }
         }
-        if of_status {
-            // As the definitions say.
-            let said = body["status"]["conditions"].as_array().into_iter().flatten();
-            let longest = said.filter_map(|it| it["message"].as_str()).map(|it| it.chars().count());
-            if longest.max() > Some(32_768) {
-                return refuse_with(422, "status.conditions: Too long: may not be more than 32768");
-            }
-            object["status"] = body["status"].clone();
-        } else {
-            merge(&mut object, body);
+        if let Err(refusal) = patched(&mut object, body, (&address.0, part, applies, query)) {
+            return refusal;
         }
         reply(&self.store(&mut inner, address, object))
     }

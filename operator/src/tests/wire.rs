@@ -7,6 +7,8 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Map, Value, json};
 
+use super::fields::{self, Way};
+
 pub(super) fn born(namespace: &str, name: &str) -> Value {
     json!({"metadata": {
         "namespace": namespace,
@@ -32,6 +34,36 @@ pub(super) fn merge(object: &mut Value, change: &Value) {
             merge(&mut object[key], value);
         }
     }
+}
+
+/// Patches an object: of its status the whole, else by merging, also in a server-side apply.
+pub(super) fn patched(
+    object: &mut Value,
+    body: &Value,
+    (resource, part, applies, query): (&str, Option<&str>, bool, &str),
+) -> Result<(), Response> {
+    if part == Some("status") {
+        // As the definitions say.
+        let said = body["status"]["conditions"].as_array().into_iter().flatten();
+        let longest = said.filter_map(|it| it["message"].as_str()).map(|it| it.chars().count());
+        if longest.max() > Some(32_768) {
+            let words = "status.conditions: Too long: may not be more than 32768";
+            return Err(refuse_with(422, words));
+        }
+        object["status"] = body["status"].clone();
+        return Ok(());
+    }
+    let number = body["spec"]["replicas"].as_u64();
+    if resource == "attentionpools" && (applies || number.is_some()) {
+        let manager = parameter(query, "fieldManager").unwrap_or("unknown");
+        let is_forced = query.contains("force=true");
+        let way = if applies { Way::Apply { is_forced } } else { Way::Update };
+        if !fields::write(object, manager, way, number) {
+            return Err(refuse(409));
+        }
+    }
+    merge(object, body);
+    Ok(())
 }
 
 pub(super) fn parameter<'a>(query: &'a str, name: &str) -> Option<&'a str> {

@@ -75,7 +75,7 @@ fn held(holder: &Holder) -> Finding {
     Finding::new(format!("cadjob {namespace}/{name}"), Verdict::Fine, says)
 }
 
-/// Autoscalers that have no effect, since the pool scales itself in mode `Auto`.
+/// Autoscalers that write the number that the operator writes in mode `Auto`.
 fn unheard(seen: &Seen, pool: &AttentionPool) -> Vec<Finding> {
     if pool.spec.scaling.mode != ScalingMode::Auto {
         return Vec::new();
@@ -87,7 +87,7 @@ fn unheard(seen: &Seen, pool: &AttentionPool) -> Vec<Finding> {
             && target.name == name(meta)
             && namespace(&it.metadata) == namespace(meta)
     });
-    let says = "writes spec.replicas, which a pool with spec.scaling.mode Auto does not follow";
+    let says = "writes spec.replicas, and with spec.scaling.mode Auto so does the operator";
     let remedy = "set spec.scaling.mode to External, or delete the autoscaler";
     of_pool
         .map(|it| {

@@ -43,7 +43,7 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 31] = [
+const REASONS: [(&str, &str); 32] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
@@ -65,6 +65,10 @@ const REASONS: [(&str, &str); 31] = [
     ("NoCertificate", "mount ca.crt beside the control service's certificate"),
     ("Imbalanced", "look at the slowest servers in status.worstServers"),
     ("NoReports", "see whether servers are registered; without reports mode Auto keeps its number"),
+    (
+        "OthersScale",
+        "leave spec.replicas out of what the message names, or set spec.scaling.mode to External",
+    ),
     (
         "RestartsUsedUp",
         "correct the cause, then raise spec.failurePolicy.maxRestarts, and the job goes on",

@@ -124,7 +124,7 @@ fn an_autoscaler_of_a_pool_that_scales_itself_is_told_of() {
     seen.pools = vec![pool("External")];
     assert!(!text(&seen, "attnpool/p").contains("autoscaler"));
     seen.pools = vec![pool("Auto")];
-    says(&seen, "attnpool/p", "does not follow", "mode to External");
+    says(&seen, "attnpool/p", "so does the operator", "mode to External");
     let text = text(&seen, "attnpool/p");
     assert!(
         text.contains("horizontalpodautoscaler h:") && !text.contains("autoscaler i"),

@@ -259,20 +259,19 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
     }
 }
 
-/// One of the `wanted` servers at a time may be evicted; those that are not ready always may. The number is written out:
-/// the disruption controller would count `maxUnavailable` from `spec.replicas`, which mode `Auto` does not follow.
-pub(crate) fn budget(pool: &AttentionPool, wanted: u32) -> PodDisruptionBudget {
-    let least = i32::try_from(wanted.saturating_sub(1)).unwrap_or(i32::MAX);
+/// One server at a time may be evicted; those that are not ready always may. The disruption controller counts the others from
+/// `spec.replicas`, through the scale subresource.
+pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
     PodDisruptionBudget {
         metadata: meta(pool, names::servers_budget(name(&pool.metadata))),
         spec: Some(PodDisruptionBudgetSpec {
-            min_available: Some(IntOrString::Int(least)),
+            min_available: None,
             selector: Some(LabelSelector {
                 match_labels: Some(server_selector(name(&pool.metadata))),
                 match_expressions: None,
             }),
             unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
-            max_unavailable: None,
+            max_unavailable: Some(IntOrString::Int(1)),
         }),
         status: None,
     }

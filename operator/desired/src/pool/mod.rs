@@ -31,7 +31,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_crds::AttentionPool;
-use cadre_crds::contract::FINALIZER;
+use cadre_crds::contract::{ANNOTATION_TAKEN_OVER, FINALIZER};
 use cadre_crds::validate::{self, Refusal};
 use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
@@ -46,7 +46,7 @@ use crate::pod::State;
 use crate::settings::Settings;
 pub use facts::facts;
 use revision::Rollout;
-use scale::{Memory, Scale};
+use scale::{Demand, Memory, Scale};
 use server::{Server, servers};
 pub use status::status;
 
@@ -90,6 +90,8 @@ pub struct Observed {
     /// Whether every connected server has had time to report. If so, a server that is not in
     /// `reports` is not connected.
     pub reports_complete: bool,
+    /// Demand of the jobs whose trainers are there, by namespace and name. Read in mode `Auto` alone.
+    pub demands: BTreeMap<(String, String), Demand>,
     /// What mode `Auto` remembers.
     pub memory: Memory,
 }
@@ -148,9 +150,15 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
+    // In this look those stay wanted who were; the number that is written counts from the next one on.
+    decision.actions.extend(scale.write.map(|(replicas, text)| Action::Scale {
+        replicas,
+        annotation: ANNOTATION_TAKEN_OVER,
+        text,
+    }));
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
-        surroundings(observed, scale.servers, &mut decision.actions);
+        surroundings(observed, &mut decision.actions);
     }
     let wanted = scale.servers as usize;
     if !deleted {
@@ -187,7 +195,7 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut 
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, wanted: u32, actions: &mut Vec<Action>) {
+fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -200,16 +208,16 @@ fn surroundings(observed: &Observed, wanted: u32, actions: &mut Vec<Action>) {
         }
         Some(_) => {}
     }
-    let budget = manifest::budget(pool, wanted);
+    let budget = manifest::budget(pool);
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
             let content = |it: &PodDisruptionBudget| {
                 let spec = it.spec.as_ref()?;
-                Some((spec.min_available.clone(), spec.selector.clone()))
+                Some((spec.max_unavailable.clone(), spec.selector.clone()))
             };
             // Earlier builds said it so, and an apply does not take away what a create has set.
-            if found.spec.as_ref().is_some_and(|it| it.max_unavailable.is_some()) {
+            if found.spec.as_ref().is_some_and(|it| it.min_available.is_some()) {
                 actions.push(Action::Delete(Reference::new(Kind::Budget, &found.metadata)));
             } else if content(found) != content(&budget) {
                 actions.push(Action::Apply(Object::Budget(Box::new(budget))));

@@ -48,7 +48,6 @@ pub fn status(
     let all = servers(observed);
     status.observed_generation = pool.metadata.generation.unwrap_or_default();
     if pool.spec.scaling.mode != ScalingMode::Auto {
-        // Whoever turns it on again begins with the servers that are there.
         status.last_scale_decision = None;
     } else if let Some(decision) = &observed.memory.decision {
         status.last_scale_decision = Some(decision.clone());
@@ -108,7 +107,7 @@ pub fn status(
     let progressing = updates.unwrap_or(progressing);
     conditions.set("Progressing", progressing.clone());
     conditions.set("Balanced", balanced(&all, at_most));
-    conditions.set("ScalingActive", scaling(pool.spec.scaling.mode, scale::is_known(observed)));
+    conditions.set("ScalingActive", scaling(observed, now));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
     let degraded = degraded(observed, &all, applied.failure());
     conditions.set("Degraded", degraded.clone());
@@ -215,8 +214,15 @@ fn balanced(all: &[Server<'_>], at_most: u64) -> Said {
     )
 }
 
-fn scaling(mode: ScalingMode, is_known: bool) -> Said {
-    match (mode, is_known) {
+fn scaling(observed: &Observed, now: Timestamp) -> Said {
+    if let Some(rival) = scale::rival(observed, now) {
+        let text = format!(
+            "{rival} writes spec.replicas again and again, and so does mode Auto; it leaves the number alone until it has been \
+             the same for an hour: leave spec.replicas out of what {rival} writes, or set spec.scaling.mode to External"
+        );
+        return said(false, "OthersScale", text);
+    }
+    match (observed.pool.spec.scaling.mode, scale::is_known(observed)) {
         (ScalingMode::Fixed, _) => said(false, "Fixed", "spec.replicas is what is wanted"),
         (ScalingMode::External, _) => said(true, "External", "an autoscaler writes spec.replicas"),
         (ScalingMode::Auto, true) => said(true, "Auto", ""),

@@ -188,6 +188,7 @@ impl World {
             Action::Create(Object::Pod(_) | Object::Budget(_) | Object::Revision(_))
             | Action::Apply(_)
             | Action::Drain { .. }
+            | Action::Scale { .. }
             | Action::Guard
             | Action::Release => panic!("not for a job: {action:?}"),
         }

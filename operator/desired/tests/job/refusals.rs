@@ -15,6 +15,7 @@ pub(crate) fn words(action: &Action) -> &'static str {
         Action::Note { .. } => REFUSALS[3],
         Action::Apply(_)
         | Action::Drain { .. }
+        | Action::Scale { .. }
         | Action::DeleteSelf
         | Action::Guard
         | Action::Release => "",

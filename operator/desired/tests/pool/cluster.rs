@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use cadre_crds::contract::{ANNOTATION_DRAIN, ANNOTATION_DRAIN_SINCE, FINALIZER, LABEL_SLOT};
 use cadre_crds::validate::Refusal;
-use cadre_crds::{AttentionPool, AttentionPoolSpec, UpdateType};
+use cadre_crds::{AttentionPool, AttentionPoolSpec, ScalingMode, UpdateType};
 use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use cadre_views::JobKey;
@@ -16,6 +16,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::events::words;
+use super::replicas::scale;
 use super::world::{Clock, name, on_node, set_phase, settings};
 
 /// Nodes of the cluster; two on each leaf.
@@ -46,6 +47,8 @@ pub(crate) struct World {
     pub(crate) gone: bool,
     /// Data version of the job that all servers of that version work for.
     pub(crate) job: Option<u32>,
+    /// How busy each server is, in millionths.
+    pub(crate) busy_ppm: u32,
     /// What was done since something else happened: none of it is done again.
     pub(crate) done: Vec<Action>,
 }
@@ -84,6 +87,7 @@ impl World {
             memory: Memory::default(),
             gone: false,
             job: None,
+            busy_ppm: 0,
             done: Vec::new(),
         }
     }
@@ -104,6 +108,7 @@ impl World {
             reports: self.reports.clone(),
             holders: self.holders(),
             in_place: 0,
+            demands: BTreeMap::new(),
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }
@@ -202,6 +207,10 @@ impl World {
                 assert!(!served || late, "{} is deleted while it serves", which.name);
                 pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
             }
+            Action::Scale { replicas, annotation, text } => {
+                assert_eq!(self.pool.spec.scaling.mode, ScalingMode::Auto, "whose number it is");
+                scale(&mut self.pool, replicas, annotation, text);
+            }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {
                 // Whoever leads: of a server that serves it has heard, or has to wait.
@@ -257,7 +266,7 @@ impl World {
         let spec = self.budget.as_ref().and_then(|it| it.spec.as_ref()).expect("a budget");
         let needed = match (&spec.max_unavailable, &spec.min_available) {
             (Some(IntOrString::Int(most)), None) => {
-                i64::from(self.pool.spec.replicas) - i64::from(*most)
+                (i64::from(self.pool.spec.replicas) - i64::from(*most)).max(0)
             }
             (None, Some(IntOrString::Int(least))) => i64::from(*least),
             (most, least) => panic!("the API server refuses {most:?} with {least:?}"),
@@ -288,7 +297,7 @@ impl World {
         let draining = |it: &Pod| {
             it.metadata.annotations.as_ref().is_some_and(|it| it.contains_key(ANNOTATION_DRAIN))
         };
-        let serving = self.pods.iter().filter(|it| is_ready(it));
+        let (serving, busy) = (self.pods.iter().filter(|it| is_ready(it)), self.busy_ppm);
         // Images with even numbers are of one build.
         let build = |pod: &Pod| {
             let number =
@@ -298,7 +307,7 @@ impl World {
         let report = |pod: &Pod| {
             let (data_version, drained) = (build(pod), draining(pod));
             let serves = self.job == Some(data_version) && !drained;
-            let busy_ppm = Some(0);
+            let busy_ppm = Some(busy);
             let report = Report { busy_ppm, drained, data_version, serves, ..Report::default() };
             (name(&pod.metadata), report)
         };

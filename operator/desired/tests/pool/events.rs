@@ -119,6 +119,7 @@ pub(crate) fn words(action: &Action) -> String {
         Action::Apply(it) => format!("apply {:?}", it.kind()),
         Action::Delete(it) => format!("delete {:?}", it.kind),
         Action::Drain { .. } => "drain".into(),
+        Action::Scale { .. } => "scale".into(),
         Action::Guard => "guard".into(),
         Action::Release => "release".into(),
         Action::Note { .. } | Action::DeleteSelf => "for no pool".into(),

@@ -1,23 +1,25 @@
 //! Pools: from any state to rest, with no server lost that had something to hand over.
 
+mod automatic;
 mod cluster;
 mod events;
+#[path = "../world/replicas.rs"]
+mod replicas;
 mod rollout;
 mod told;
 #[path = "../world/mod.rs"]
 mod world;
 
+use cadre_crds::UpdateType;
 use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
-use cadre_crds::{ScaleDecision, ScalingMode, UpdateType};
 use cadre_desired::pool::decide;
 use cadre_desired::{Action, Object, Settings};
 use cluster::{World, image_of};
 use events::{Event, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
-use k8s_openapi::jiff::Timestamp;
 use proptest::prelude::*;
 use serde_json::json;
 use world::{end, name, on_node, set_phase, settings};
@@ -185,56 +187,6 @@ fn for_tools(world: &World) -> Vec<String> {
 }
 
 #[test]
-fn one_server_at_a_time_may_be_evicted_whoever_decides_how_many_there_are() {
-    let decided = |from: u32, to: u32| ScaleDecision {
-        time: Time(Timestamp::UNIX_EPOCH),
-        from,
-        to,
-        utilization_percent: 70,
-        reason: "a test".into(),
-    };
-    for (written, auto, expected) in
-        [(4, None, 1), (10, Some(3), 1), (2, Some(6), 1), (0, None, 0), (1, None, 1)]
-    {
-        let mut world = World::new(written);
-        if let Some(to) = auto {
-            world.pool.spec.scaling.mode = ScalingMode::Auto;
-            world.pool.spec.scaling.max = Some(20);
-            world.memory.decision = Some(decided(written, to));
-        }
-        for _ in 0..6 {
-            world.calm();
-            world.reconcile(usize::MAX);
-        }
-        let ready = world.pool.status.as_ref().map(|it| it.ready);
-        assert_eq!(ready, Some(auto.unwrap_or(written)));
-        assert_eq!(world.evictions(), expected, "{written} written, {auto:?} decided");
-    }
-}
-
-#[test]
-fn mode_auto_begins_with_the_servers_that_are_there_whatever_it_decided_once() {
-    let mut world = World::new(2);
-    let scaling = |world: &mut World, mode| {
-        world.pool.spec.scaling.mode = mode;
-        world.pool.spec.scaling.max = Some(20);
-        for _ in 0..6 {
-            world.calm();
-            world.reconcile(usize::MAX);
-        }
-        world.pool.status.as_ref().map(|it| (it.desired, it.last_scale_decision.is_some()))
-    };
-    let time = Time(Timestamp::UNIX_EPOCH);
-    let reason = "a test".to_owned();
-    world.memory.decision =
-        Some(ScaleDecision { time, from: 2, to: 6, utilization_percent: 70, reason });
-    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((6, true)));
-    assert_eq!(scaling(&mut world, ScalingMode::Fixed), Some((2, false)));
-    world.pool.spec.replicas = 4;
-    assert_eq!(scaling(&mut world, ScalingMode::Auto), Some((4, false)));
-}
-
-#[test]
 fn a_pool_that_cannot_be_read_keeps_its_servers_says_why_and_can_be_deleted() {
     let mut world = World::new(3);
     rest(&mut world);
@@ -294,13 +246,13 @@ fn the_budget_of_an_earlier_build_is_replaced() {
     let mut world = World::new(3);
     rest(&mut world);
     let spec = world.budget.as_mut().and_then(|it| it.spec.as_mut()).expect("a budget");
-    spec.min_available = None;
-    spec.max_unavailable = Some(IntOrString::Int(1));
+    spec.min_available = Some(IntOrString::Int(2));
+    spec.max_unavailable = None;
     let pods = world.pods.clone();
     rest(&mut world);
     let spec = world.budget.as_ref().and_then(|it| it.spec.as_ref()).expect("a budget");
-    assert_eq!(spec.min_available, Some(IntOrString::Int(2)));
-    assert_eq!((&spec.max_unavailable, world.pods == pods), (&None, true));
+    assert_eq!(spec.max_unavailable, Some(IntOrString::Int(1)));
+    assert_eq!((&spec.min_available, world.pods == pods), (&None, true));
 }
 
 #[test]

@@ -2,7 +2,6 @@
 
 use std::collections::BTreeMap;
 
-use cadre_crds::{Scaling, ScalingMode};
 use cadre_desired::pool::{Link, Observed, Report, status};
 use cadre_desired::{Applied, Failure};
 
@@ -119,24 +118,6 @@ fn trainers_in_place_are_those_that_the_control_service_counts_also_under_a_new_
         assert_eq!((status.in_place_servers, reason), expected, "{complete} {counted}");
         world.pool.status = Some(status);
     }
-}
-
-#[test]
-fn a_pool_of_mode_auto_that_lost_its_status_keeps_its_servers() {
-    let mut world = World::new(4);
-    rest(&mut world);
-    world.pool.spec.scaling =
-        Scaling { mode: ScalingMode::Auto, max: Some(8), ..Scaling::default() };
-    world.pool.spec.replicas = 1;
-    // As if it came back from a backup, to an operator that has just begun.
-    world.pool.status = None;
-    world.happen(&Event::Takeover);
-    for _ in 0..3 {
-        world.reconcile(usize::MAX);
-        world.calm();
-    }
-    let status = world.pool.status.clone().expect("it was reported");
-    assert_eq!((status.desired, status.draining, status.ready), (4, 0, 4));
 }
 
 #[test]

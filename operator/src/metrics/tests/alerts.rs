@@ -277,6 +277,7 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         reports: BTreeMap::new(),
         holders: BTreeMap::new(),
         in_place: 0,
+        demands: BTreeMap::new(),
         reports_complete: true,
         memory: pool::scale::Memory::default(),
     };

@@ -1,0 +1,85 @@
+//! What counts as demand besides busy servers: jobs that wait for their first server, and trainers that wait for attention.
+
+use cadre_desired::pool::scale::Demand;
+use proptest::prelude::*;
+
+use super::replay::Replay;
+
+fn needs(servers: u32) -> Demand {
+    Demand { servers: Some(servers), ..Demand::default() }
+}
+
+#[test]
+fn a_job_that_waits_gets_what_it_needs_at_once_and_then_what_it_uses() {
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.demand) = (true, needs(6));
+    assert_eq!(replay.run(0, 600), [0], "there is no job");
+    assert_eq!(replay.run(1_400, 300), [6], "it has planned for six");
+    assert_eq!(replay.run(1_400, 1_200).last(), Some(&3), "two and a bit are busy");
+    assert_eq!(replay.run(0, 900).last(), Some(&0));
+
+    // No more than there may be.
+    let mut replay = Replay::new(0, 4, 3);
+    (replay.has_jobs, replay.demand) = (true, needs(6));
+    assert_eq!(replay.run(1_400, 60), [4]);
+}
+
+#[test]
+fn a_job_whose_trainers_have_no_nodes_asks_for_one_server() {
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.demand, replay.is_placed) = (true, needs(6), false);
+    replay.fits = 0;
+    assert_eq!(replay.run(1_400, 60), [1]);
+    replay.is_placed = true;
+    assert_eq!(replay.run(1_400, 60), [6]);
+}
+
+#[test]
+fn a_new_leader_does_not_take_jobs_for_waiting_whose_servers_are_on_their_way_back() {
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.demand) = (true, needs(6));
+    replay.run(700, 1_800);
+    let few = u32::try_from(replay.servers.len()).expect("a few");
+    assert!(few < 3, "{few}");
+    replay.take_over();
+    // None of them is connected.
+    let since = std::mem::replace(&mut replay.servers, vec![replay.second; few as usize]);
+    replay.is_complete = false;
+    assert_eq!(replay.run(700, 30), [few]);
+    (replay.servers, replay.is_complete) = (since, true);
+    assert_eq!(replay.run(700, 600), [few]);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn trainers_that_wait_get_more_servers_and_twice_as_many_at_most(
+        load in 700_u64..14_000,
+        wait in 0_u32..1_000_000,
+        noise in any::<u64>(),
+    ) {
+        let settled = |wait| {
+            let mut replay = Replay::new(2, 64, noise);
+            replay.has_jobs = true;
+            replay.demand = Demand { servers: None, exposed_wait_ppm: wait };
+            replay.run(load, 3_600);
+            let way = replay.run(load, 3_600);
+            (way[way.len() - 1], way.len())
+        };
+        let (without, _) = settled(0);
+        let (with, changes) = settled(wait);
+        prop_assert!(changes <= 2, "it settles");
+        // The edges of the band are 0.8 and 1.1 of the target apart.
+        prop_assert!(with * 11 >= without * 8 && with <= without * 3 + 1, "{without} without, {with} with {wait}");
+        // Work and the wait that counts: a tenth above the target, and the noise.
+        let counted = |servers: u32| {
+            let each = load * 1_000 / u64::from(servers);
+            each + each.min(u64::from(wait))
+        };
+        prop_assert!(counted(with) <= 820_000, "{} with {with} servers", counted(with));
+        if counted(without) > 820_000 {
+            prop_assert!(with > without, "{without} without, {with} with {wait}");
+        }
+    }
+}

@@ -1,0 +1,245 @@
+//! A pool of mode `Auto` whose servers share a load evenly, one look after the other.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use cadre_crds::contract::{ANNOTATION_INCARNATION, LABEL_JOB, LABEL_REVISION, LABEL_SLOT};
+use cadre_crds::{AttentionPool, AttentionPoolSpec, Scaling, ScalingMode};
+use cadre_desired::pool::scale::{Demand, Memory};
+use cadre_desired::pool::{Observed, Report, decide, status};
+use cadre_desired::{Action, Applied, Object, Settings};
+use cadre_views::JobKey;
+use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
+use k8s_openapi::jiff::Timestamp;
+
+use super::replicas::{Way, scale, write};
+
+/// Seconds between two looks.
+pub(crate) const LOOK: i64 = 15;
+/// Seconds that a new server needs before it serves.
+pub(crate) const START: i64 = 40;
+
+/// A pool whose servers share a load evenly.
+pub(crate) struct Replay {
+    pub(crate) pool: AttentionPool,
+    /// When each server was asked for.
+    pub(crate) servers: Vec<i64>,
+    pub(crate) memory: Memory,
+    pub(crate) second: i64,
+    noise: u64,
+    /// Servers that find a node.
+    pub(crate) fits: usize,
+    /// Whether the load is that of a job, which is there while there is load.
+    pub(crate) has_jobs: bool,
+    /// Whether the job's trainers have nodes.
+    pub(crate) is_placed: bool,
+    /// What is known of the job's demand.
+    pub(crate) demand: Demand,
+    /// A server that works and whose reports do not arrive.
+    pub(crate) silent: Option<usize>,
+    /// Whether all servers have had time to come back to this leader.
+    pub(crate) is_complete: bool,
+    /// Digest of what its servers are made from.
+    revision: String,
+    /// Numbers that were written, and servers that were told to leave though nobody wrote that.
+    pub(crate) written: Vec<u32>,
+    pub(crate) drained: usize,
+}
+
+impl Replay {
+    pub(crate) fn new(replicas: u32, max: u32, noise: u64) -> Self {
+        let scaling = Scaling { mode: ScalingMode::Auto, max: Some(max), ..Scaling::default() };
+        let spec = AttentionPoolSpec { replicas, scaling, ..AttentionPoolSpec::default() };
+        let metadata =
+            ObjectMeta { name: Some("p".into()), uid: Some("u".into()), ..ObjectMeta::default() };
+        let pool = AttentionPool { metadata, spec, status: None };
+        let servers = vec![0; replicas as usize];
+        let mut replay = Self {
+            pool,
+            servers,
+            memory: Memory::default(),
+            second: 1_000,
+            noise,
+            fits: usize::MAX,
+            has_jobs: false,
+            is_placed: true,
+            demand: Demand::default(),
+            silent: None,
+            is_complete: true,
+            revision: String::new(),
+            written: Vec::new(),
+            drained: 0,
+        };
+        replay.revision = replay.revision();
+        replay
+    }
+
+    /// Another operator leads, and knows what the object says. There is no status that it could know.
+    pub(crate) fn take_over(&mut self) {
+        self.memory = Memory::default();
+    }
+
+    /// Somebody else writes a number, or a manifest without one.
+    pub(crate) fn write(&mut self, manager: &str, way: Way, number: Option<u32>) -> bool {
+        write(&mut self.pool, manager, way, number)
+    }
+
+    /// Reason and words of `ScalingActive`.
+    pub(crate) fn told(&self) -> (String, String) {
+        let told = self.status().conditions;
+        let found = told.into_iter().find(|it| it.type_ == "ScalingActive").expect("it is told");
+        (found.reason, found.message)
+    }
+
+    fn status(&self) -> cadre_crds::AttentionPoolStatus {
+        let observed = self.observed(Vec::new(), BTreeMap::new(), None);
+        let now = Timestamp::from_second(self.second).expect("a good second");
+        status(&Applied::new(observed, None), &Settings::default(), now)
+    }
+
+    /// Servers that serve.
+    pub(crate) fn serving(&self) -> usize {
+        let placed = self.servers.iter().take(self.fits);
+        placed.filter(|it| **it + START <= self.second).count()
+    }
+
+    /// A factor around one million, within five percent.
+    fn noise(&mut self) -> u64 {
+        // A linear congruence is enough noise for a replay.
+        self.noise = self.noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+        950_000 + (self.noise >> 33) % 100_001
+    }
+
+    fn observed(
+        &self,
+        pods: Vec<Pod>,
+        reports: BTreeMap<String, Report>,
+        trainer: Option<Arc<Pod>>,
+    ) -> Observed {
+        let job = JobKey { namespace: String::new(), name: "j".into(), attempt: 1 };
+        let serve = reports.iter().filter(|it| it.1.serves);
+        let holders = serve.map(|it| (it.0.clone(), job.clone())).collect();
+        Observed {
+            pool: self.pool.clone(),
+            unreadable: None,
+            service: None,
+            budget: None,
+            revisions: Vec::new(),
+            pods: pods.into_iter().map(Arc::new).collect(),
+            trainers: trainer.into_iter().collect(),
+            nodes: BTreeMap::new(),
+            reports,
+            holders,
+            in_place: 0,
+            reports_complete: self.is_complete,
+            demands: [((String::new(), "j".to_owned()), self.demand)].into(),
+            memory: self.memory.clone(),
+        }
+    }
+
+    /// Digest of what the pool's servers are made from.
+    fn revision(&self) -> String {
+        let observed = self.observed(Vec::new(), BTreeMap::new(), None);
+        let (decision, _) = decide(&observed, &Settings::default(), Timestamp::UNIX_EPOCH);
+        let kept = decision.actions.into_iter().find_map(|it| match it {
+            Action::Create(Object::Revision(it)) => it.metadata.labels?.remove(LABEL_REVISION),
+            Action::Create(_)
+            | Action::Apply(_)
+            | Action::Drain { .. }
+            | Action::Note { .. }
+            | Action::Scale { .. }
+            | Action::Delete(_)
+            | Action::DeleteSelf
+            | Action::Guard
+            | Action::Release => None,
+        });
+        kept.expect("it is kept")
+    }
+
+    /// One look at a load in thousandths of a server. Out: servers wanted after it.
+    pub(crate) fn look(&mut self, load: u64) -> u32 {
+        self.second += LOOK;
+        let share = (load * 1_000).checked_div(self.serving() as u64).unwrap_or(0);
+        let mut pods = Vec::new();
+        let mut reports = BTreeMap::new();
+        for (slot, since) in self.servers.clone().into_iter().enumerate() {
+            let mut pod = pod(slot, &self.revision);
+            if slot >= self.fits {
+                pod.spec = None;
+            } else if since + START <= self.second {
+                let busy = (share * self.noise() / 1_000_000).min(1_000_000);
+                let serves = self.has_jobs && load > 0;
+                // Who works for no job reports nothing.
+                let reports_load = serves || !self.has_jobs;
+                let is_heard = reports_load && self.silent != Some(slot);
+                let busy_ppm = u32::try_from(busy).ok().filter(|_| is_heard);
+                let name = pod.metadata.name.clone().unwrap_or_default();
+                reports.insert(name, Report { busy_ppm, serves, ..Report::default() });
+            }
+            pods.push(pod);
+        }
+        let trainer = (self.has_jobs && load > 0).then(|| Arc::new(trainer(self.is_placed)));
+        let observed = self.observed(pods, reports, trainer);
+        let now = Timestamp::from_second(self.second).expect("a good second");
+        let (decision, memory) = decide(&observed, &Settings::default(), now);
+        self.memory = memory;
+        for action in decision.actions {
+            if let Action::Drain { reason, .. } = &action {
+                assert_eq!(*reason, "ScaledDown", "nobody is replaced");
+                self.drained += 1;
+            }
+            if let Action::Scale { replicas, annotation, text } = action {
+                scale(&mut self.pool, replicas, annotation, text);
+                self.written.push(replicas);
+            }
+        }
+        // Servers come and go at once.
+        let wanted = self.status().desired;
+        self.servers.resize(wanted as usize, self.second);
+        wanted
+    }
+
+    /// Looks for so many seconds. Out: the wanted numbers where they changed, the first included.
+    pub(crate) fn run(&mut self, load: u64, seconds: i64) -> Vec<u32> {
+        let mut wanted: Vec<u32> = (0..seconds / LOOK).map(|_| self.look(load)).collect();
+        wanted.dedup();
+        wanted
+    }
+}
+
+/// A trainer of job `j`.
+fn trainer(is_placed: bool) -> Pod {
+    let mut trainer = pod(0, "");
+    trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), "j".to_owned())].into());
+    if !is_placed {
+        (trainer.spec, trainer.status) = (None, None);
+    }
+    trainer
+}
+
+fn pod(slot: usize, revision: &str) -> Pod {
+    let owner = OwnerReference { uid: "u".into(), controller: Some(true), ..Default::default() };
+    let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..Default::default() };
+    Pod {
+        metadata: ObjectMeta {
+            name: Some(format!("p-{slot}")),
+            labels: Some(
+                [
+                    (LABEL_SLOT.to_owned(), slot.to_string()),
+                    (LABEL_REVISION.to_owned(), revision.to_owned()),
+                ]
+                .into(),
+            ),
+            annotations: Some([(ANNOTATION_INCARNATION.to_owned(), "0".to_owned())].into()),
+            owner_references: Some(vec![owner]),
+            ..ObjectMeta::default()
+        },
+        spec: Some(PodSpec { node_name: Some("node".into()), ..PodSpec::default() }),
+        status: Some(PodStatus {
+            phase: Some("Running".into()),
+            conditions: Some(vec![ready]),
+            ..PodStatus::default()
+        }),
+    }
+}
