@@ -29,7 +29,7 @@ const WEATHERS: [Weather; 10] = [
     Weather::Stormy,
     Weather::Burst,
     Weather::Narrow,
-    Weather::Stormy,
+    Weather::Hostile,
 ];
 
 /// What the environment asks for.
