@@ -16,13 +16,12 @@ use cadre_control::server::LinkId;
 
 use super::action::{Action, Hit, Input, Overdue, Worker};
 use super::config::{Limits, RunConfig};
-use super::ending::{Cause, Exit, Mode};
 use super::event::{Level, Role, RunError, RunEvent, WorkerName};
+use super::exit::{BAD_INPUT, Exit};
 use super::fault::Fault;
+use super::mode::{Cause, Mode};
 use super::slots::Slots;
 
-/// Exit code of a worker that refuses what the user gave.
-pub(crate) const BAD_INPUT: i32 = 2;
 /// Deaths within [`Limits::crash_loop`] after which a server is given up.
 const CRASHES: usize = 3;
 
