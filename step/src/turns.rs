@@ -249,7 +249,8 @@ fn both(nanos: std::ops::Range<u16>) -> [Turn; 2] {
     })
 }
 
-fn word(direction: Direction) -> &'static str {
+/// The direction in words.
+pub(crate) fn word(direction: Direction) -> &'static str {
     match direction {
         Direction::Forward => "forward",
         Direction::Backward => "backward",

@@ -126,7 +126,7 @@ impl<M: Memory> Rows<M> {
             self.standing.skipped();
         } else if self.queued.is_full() {
             let phase = shared.steps[&at.step].planned.order.at(at.phase);
-            let phase = crate::session::phase_name(at.step, phase);
+            let phase = phase.in_words(at.step);
             return Err(TooMany { rank: self.me.0, phase });
         } else {
             self.standing.submitted();

@@ -14,7 +14,7 @@ use cadre_kernels::device::{self, Event, Ferry, Going, Gpu, Stream};
 use cadre_protocol::{At, TrainerId};
 use cadre_step::phases::PhaseAt;
 
-use super::call::{Error, Sizes, name};
+use super::call::{Error, Sizes};
 use super::lent::{Arriving, LentInputs, LentOutputs};
 use super::side::lock;
 use crate::heads::HeadByHead;
@@ -136,7 +136,7 @@ fn submitted<M: Memory>(
     match rows.land(|it| it.hold((&sizes, &form), place, threads)) {
         Ok(rows) => Asked::Submit(at, rows),
         Err(source) => {
-            let (phase, source) = (name(at.step, phase), Box::new(source));
+            let (phase, source) = (phase.in_words(at.step), Box::new(source));
             let why = Error::Device { rank: me.0, phase, source };
             Asked::For(Request::Fail(why.to_string()))
         }

@@ -20,7 +20,7 @@ use cadre_kernels::device::{
 };
 use cadre_step::phases::{Direction, PhaseAt};
 
-use super::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs, Sizes, Tensor, name};
+use super::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs, Sizes, Tensor};
 use super::rows::{Rows, RowsMut};
 use super::side::{Awaited, lock};
 use super::{Rank, Ticket};
@@ -233,7 +233,7 @@ impl Rank {
     }
 
     fn refuse_lent(&self, step: u64, phase: PhaseAt, tensor: &'static str, it: LentError) -> Error {
-        let (rank, phase, source) = (self.rank(), name(step, phase), Box::new(it));
+        let (rank, phase, source) = (self.rank(), phase.in_words(step), Box::new(it));
         self.refuse(Error::Lent { rank, phase, tensor, source })
     }
 }

@@ -51,7 +51,6 @@ use cadre_protocol::At;
 
 use crate::io::After;
 
-pub(crate) use self::call::name as phase_name;
 pub use self::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs};
 use self::join::Once;
 pub use self::join::{First, Join};

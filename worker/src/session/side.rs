@@ -20,7 +20,7 @@ use cadre_step::phases::PhaseAt;
 use cadre_step::planned::PlannedStep;
 
 use super::Next;
-use super::call::{Error, Inputs, Outputs, Sizes, name};
+use super::call::{Error, Inputs, Outputs, Sizes};
 use super::copies::{Copies, NotStarted};
 use super::lent::{LentInputs, LentOutputs};
 use super::waiting::Waiting;
@@ -147,7 +147,7 @@ impl<M: Memory> Keeping<M> {
     }
 
     fn device(&self, (at, phase): (At, PhaseAt), source: device::Error) -> Error {
-        let (phase, source) = (name(at.step, phase), Box::new(source));
+        let (phase, source) = (phase.in_words(at.step), Box::new(source));
         Error::Device { rank: self.me.0, phase, source }
     }
 }
@@ -162,7 +162,7 @@ impl<M: Memory> Side for Keeping<M> {
         let rows = inputs.hold(form, &*lock(&self.place), self.threads)?;
         let start = Instant::now();
         self.ask(Asked::Submit(at, rows));
-        self.tracer.span("main", Activity::Doorbell, start, || name(at.step, phase));
+        self.tracer.span("main", Activity::Doorbell, start, || phase.in_words(at.step));
         Ok(())
     }
 

@@ -25,7 +25,7 @@ use cadre_protocol::{At, Filler, TrainerId};
 use cadre_step::envelope::Ending;
 use cadre_step::planned::PlannedStep;
 
-use super::call::{Error, Outputs, Sizes, name};
+use super::call::{Error, Outputs, Sizes};
 use super::rows::RowsMut;
 use super::side::lock;
 use super::{Next, PhaseAt};
@@ -230,11 +230,11 @@ impl<M: Memory> Waiting<M> {
         let whole = self.whole(planned, at)?;
         let device = |source| {
             let source = Box::new(source);
-            Error::Device { rank: self.me.0, phase: name(at.step, phase), source }
+            Error::Device { rank: self.me.0, phase: phase.in_words(at.step), source }
         };
         let not_finite = |source: NotFinite| Error::NotFinite {
             rank: self.me.0,
-            phase: name(at.step, phase),
+            phase: phase.in_words(at.step),
             source: Box::new(source),
         };
         let (nano, _) = planned.nano_of(at.phase);
