@@ -33,6 +33,7 @@ mod join;
 mod join_error;
 mod leave;
 mod lent;
+mod merging;
 mod rank;
 mod rows;
 mod side;
