@@ -15,8 +15,8 @@ use cadre_protocol::{At, TrainerId};
 use cadre_step::phases::PhaseAt;
 
 use super::call::{Error, Sizes};
-use super::lent::{Arriving, LentInputs, LentOutputs};
-use super::side::lock;
+use super::lent_rows::{Arriving, LentInputs, LentOutputs};
+use super::lock;
 use crate::heads::HeadByHead;
 use crate::io::planning::Guard;
 use crate::io::{Asked, Handle, Request};

@@ -14,8 +14,8 @@ use cadre_step::phases::PhaseAt;
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes};
+use super::lock;
 use super::rows::RowsMut;
-use super::side::lock;
 use crate::heads::HeadByHead;
 use crate::io::rows::{Landed, Part, Whole};
 use crate::memory::{Memory, Place as _};

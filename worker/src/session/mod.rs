@@ -33,6 +33,7 @@ mod join;
 mod join_error;
 mod leave;
 mod lent;
+mod lent_rows;
 mod merging;
 mod rank;
 mod rows;
@@ -43,7 +44,7 @@ mod turn;
 mod waiting;
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use cadre_control::client;
@@ -58,7 +59,7 @@ pub use self::join::{First, Join};
 pub use self::join_error::JoinError;
 use self::leave::BusyTold;
 pub use self::leave::{Outcome, Panicked};
-pub use self::lent::{LentInputs, LentOutputs};
+pub use self::lent_rows::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
 pub use self::rows::{Rows, RowsMut};
 
@@ -153,4 +154,9 @@ impl Session {
     pub fn interrupt(&self) -> &Waker {
         &self.interrupt
     }
+}
+
+/// A thread that panicked while it held a lock has left nothing half done that a later call would read.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

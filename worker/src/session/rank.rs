@@ -19,9 +19,9 @@ use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Inputs, Outputs, Sizes};
-use super::side::{Awaited, Keeping, Side, lock};
+use super::side::{Awaited, Keeping, Side};
 use super::turn::{OutOfTurn, Turn};
-use super::{Next, Ticket};
+use super::{Next, Ticket, lock};
 use crate::compute::{Compute, Progress};
 use crate::heads::HeadByHead;
 use crate::io::queues::{End, Notices};

@@ -24,8 +24,8 @@ use cadre_step::envelope::Ending;
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes};
+use super::lock;
 use super::merging::Merging;
-use super::side::lock;
 use super::{Next, PhaseAt};
 use crate::compute::{Account, Compute, FLYING, Progress};
 use crate::io::queues::{Notices, Owed, lost};
