@@ -17,8 +17,8 @@ use cadre_step::envelope::{Ending, Said};
 
 use super::conducting::reports;
 use super::exchange::Exchange;
+use super::output::Planned;
 use super::shared::peer_of;
-use super::tasks::Planned;
 use super::telling;
 use super::{Asked, FAREWELL, Io, Notice, Request};
 use crate::launch::{Done, PhaseRows};

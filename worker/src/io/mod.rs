@@ -22,13 +22,16 @@
 pub mod clock;
 pub mod conducting;
 mod early;
+pub mod encoded;
 pub mod exchange;
 mod gather;
 mod inbox;
 mod lines;
 mod load;
 mod outbox;
+mod outlets;
 pub mod output;
+pub mod plan_thread;
 pub mod planning;
 mod probe;
 pub mod queues;
@@ -38,6 +41,7 @@ pub mod standing;
 pub mod tasks;
 pub mod telling;
 mod unnamed;
+pub mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Receiver;
@@ -51,8 +55,9 @@ use cadre_step::envelope::{Ending, Said};
 
 use self::conducting::Conducting;
 use self::exchange::Exchange;
-pub use self::lines::{Asked, Control, Lines, Notice, Outlets, Request};
+pub use self::lines::{Asked, Notice, Request};
 use self::load::Load;
+pub use self::outlets::{Control, Lines, Outlets};
 use self::planning::{Backlog, Plans};
 use self::probe::Probing;
 pub use self::queues::{Handle, Line};
@@ -145,7 +150,7 @@ pub fn start<P: Exchange + Send + 'static>(
     outlets: Outlets<P::Memory>,
 ) -> std::io::Result<(JoinHandle<After>, Handle<P::Memory>)> {
     let (handle, requests) = Handle::channel(shared.provider.waker());
-    let plans = planning::start(handle.line())?;
+    let plans = plan_thread::start(handle.line())?;
     let io = Io::new(shared, machines, Lines { requests, plans, control, outlets });
     let thread = std::thread::Builder::new().name("io".into()).spawn(move || io.run())?;
     Ok((thread, handle))

@@ -11,8 +11,7 @@ use cadre_protocol::{End, Peer, trainer};
 use cadre_step::envelope::{Ending, Said};
 
 use super::exchange::Exchange;
-use super::output::{Output, Side};
-use super::tasks::Planned;
+use super::output::{Output, Planned, Side};
 use super::{FAREWELL, Io, Notice, Settled, TURN};
 use crate::launch::Work;
 

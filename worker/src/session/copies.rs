@@ -18,7 +18,7 @@ use super::call::{Error, Sizes};
 use super::lent_rows::{Arriving, LentInputs, LentOutputs};
 use super::lock;
 use crate::heads::HeadByHead;
-use crate::io::planning::Guard;
+use crate::io::plan_thread::Guard;
 use crate::io::{Asked, Handle, Request};
 use crate::memory::Memory;
 

@@ -17,7 +17,7 @@ use super::call::{Error, Outputs, Sizes};
 use super::lock;
 use super::rows::RowsMut;
 use crate::heads::HeadByHead;
-use crate::io::rows::{Landed, Part, Whole};
+use crate::io::whole::{Landed, Part, Whole};
 use crate::memory::{Memory, Place as _};
 use crate::merge::{self, NotFinite};
 use crate::sums::Sums;

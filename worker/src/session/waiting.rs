@@ -29,7 +29,7 @@ use super::merging::Merging;
 use super::{Next, PhaseAt};
 use crate::compute::{Account, Compute, FLYING, Progress};
 use crate::io::queues::{Notices, Owed, lost};
-use crate::io::rows::Whole;
+use crate::io::whole::Whole;
 use crate::io::{Handle, Notice, Request};
 use crate::memory::Memory;
 use crate::trace::{Activity, Tracer};

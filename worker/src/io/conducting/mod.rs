@@ -28,12 +28,11 @@ use cadre_step::planned::PlannedStep;
 use cadre_step::words::Body;
 
 use self::agree::STANDING_TOGETHER;
-use self::reports::Figures;
+use super::encoded::Encoded;
 use super::exchange::Exchange;
 use super::output::Output;
-use super::planning::{Asker, Ready};
+use super::planning::{Asker, Figures, Ready};
 use super::shared::{Shared, peer_of};
-use super::telling::Encoded;
 
 /// A step that is out.
 #[derive(Debug)]
