@@ -11,6 +11,7 @@ mod check;
 mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
+mod command;
 mod doctor;
 mod face;
 mod launch;
@@ -33,7 +34,7 @@ use cadre_worker::{ServerArgs, server_main};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
-use arguments::{Cli, Command};
+use command::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {
@@ -69,7 +70,7 @@ fn main() -> ExitCode {
         Command::Check(options) => match check::check(&options) {
             Ok((text, is_clean)) => {
                 let printed = print(&text);
-                if is_clean { printed } else { ExitCode::from(FOUND) }
+                if is_clean { printed } else { ExitCode::from(CHECK_FAILED) }
             }
             Err(error) => {
                 for line in error.log() {
@@ -117,7 +118,7 @@ fn main() -> ExitCode {
 
 const BAD_INPUT: u8 = 2;
 /// A check found something.
-const FOUND: u8 = 1;
+const CHECK_FAILED: u8 = 1;
 
 /// Runs this command once for each of these ranks.
 fn in_all(ranks: ranks::Ranks) -> ExitCode {

@@ -10,7 +10,7 @@
 pub use cadre_planner::Direction;
 use cadre_protocol::Phase;
 
-use crate::turns::{Error, Turn, Turns, Which};
+use crate::turns::{Error, Turn, Turns, Which, word};
 
 /// One phase, as the model sees it.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -21,6 +21,14 @@ pub struct PhaseAt {
     pub nano: usize,
     /// Way through the model.
     pub direction: Direction,
+}
+
+impl PhaseAt {
+    /// The phase of a step in words, for messages.
+    pub fn in_words(self, step: u64) -> String {
+        let Self { layer, nano, direction } = self;
+        format!("step {step}, layer {layer}, nano-batch {nano}, {}", word(direction))
+    }
 }
 
 /// Numbers the phases of a step.

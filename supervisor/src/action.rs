@@ -10,8 +10,8 @@ use cadre_control::proto::{
 };
 use cadre_control::server::LinkId;
 
-use super::ending::Exit;
 use super::event::{Outcome, RunError, RunEvent, WorkerName};
+use super::exit::Exit;
 
 /// What happened.
 #[derive(Debug)]

@@ -15,102 +15,19 @@
 //! interrupt waits. A job is done once all its trainers have said that they are: what their processes do
 //! then changes nothing.
 
-use std::fmt;
 use std::time::Duration;
 
-use cadre_control::proto::{Drain, Finished, Stop};
+use cadre_control::proto::{Drain, Stop};
 use cadre_crds::FailureAction;
-use cadre_crds::contract::ASKED_TO_END;
-use rustix::process::Signal;
 
 use super::action::{Action, Overdue, Worker};
 use super::event::{Level, Outcome, Role, RunError, RunEvent, WorkerName};
-use super::state::{BAD_INPUT, State};
+use super::exit::{BAD_INPUT, Exit};
+use super::mode::{Cause, Mode, Next};
+use super::state::State;
 
 /// Steps that may be out when the user interrupts.
-const STEPS_OUT: u32 = 2;
-
-/// What the run is doing.
-#[derive(Debug)]
-pub(crate) enum Mode {
-    /// Training.
-    Running,
-    /// A trainer has failed; the others write their checkpoint and leave.
-    Survivors { until: Duration },
-    /// The user has interrupted; trainers write a checkpoint and leave.
-    Interrupted { until: Duration },
-    /// The job is done; everybody leaves.
-    Farewell { until: Duration },
-    /// Everything has been killed.
-    Killing(Next),
-}
-
-impl Mode {
-    /// When a worker that still lives is killed: later, if it is writing its checkpoint.
-    pub(crate) fn until_of(&self, worker: &Worker) -> Option<Duration> {
-        match *self {
-            Self::Survivors { until } | Self::Interrupted { until } => {
-                Some(worker.busy_until.map_or(until, |it| it.max(until)))
-            }
-            Self::Farewell { until } => Some(until),
-            Self::Running | Self::Killing(_) => None,
-        }
-    }
-}
-
-/// What follows when no process is left.
-#[derive(Debug)]
-pub(crate) enum Next {
-    /// A further attempt.
-    Restart,
-    /// The end of the run.
-    Done(Result<Outcome, RunError>),
-}
-
-/// How a process ended.
-#[derive(Clone, Debug, Default)]
-pub(crate) struct Exit {
-    /// Exit code, if the process exited.
-    pub(crate) code: Option<i32>,
-    /// Otherwise the signal that ended it.
-    pub(crate) signal: Option<i32>,
-    /// Last lines of its log.
-    pub(crate) log: Vec<String>,
-}
-
-impl fmt::Display for Exit {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match (self.code, self.signal) {
-            (Some(code), _) => write!(f, "exit code {code}"),
-            (None, Some(9)) => write!(f, "killed by SIGKILL"),
-            (None, Some(signal)) => write!(f, "killed by signal {signal}"),
-            (None, None) => write!(f, "ended in an unknown way"),
-        }
-    }
-}
-
-impl Exit {
-    /// Whether SIGTERM ended it.
-    pub(crate) fn was_asked(&self) -> bool {
-        self.code == Some(ASKED_TO_END.into()) || self.signal == Some(Signal::TERM.as_raw())
-    }
-
-    /// One line about the end: the worker's own report, else the last error line of its log, else
-    /// how its process ended.
-    pub(crate) fn last_words(&self, name: WorkerName, account: Option<&Finished>) -> String {
-        let said = account.map(|it| it.message.clone()).filter(|it| !it.is_empty());
-        let error = self.log.iter().rev().find_map(|line| line.strip_prefix("error: "));
-        said.or_else(|| error.map(str::to_owned)).unwrap_or_else(|| format!("{name}: {self}"))
-    }
-}
-
-/// Why an attempt failed.
-#[derive(Clone, Debug)]
-pub(crate) struct Cause {
-    worker: WorkerName,
-    exit: Exit,
-    words: String,
-}
+const MAX_STEPS_OUT: u32 = 2;
 
 impl State {
     /// A trainer is gone; it is no longer in `workers`.
@@ -201,7 +118,7 @@ impl State {
 
     /// How long the steps that may be out take.
     fn steps_out(&self) -> Duration {
-        self.step_took.saturating_mul(STEPS_OUT)
+        self.step_took.saturating_mul(MAX_STEPS_OUT)
     }
 
     /// After an end: is it time for the next thing?

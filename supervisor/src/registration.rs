@@ -15,10 +15,10 @@ use cadre_control::server::LinkId;
 use cadre_views::load::{reference, speed};
 
 use super::action::Action;
-use super::ending::Mode;
 use super::event::{
     Level, LoadRecord, Role, RunError, RunEvent, ServerKind, ServerRecord, StepRecord, WorkerName,
 };
+use super::mode::Mode;
 use super::state::State;
 
 impl State {

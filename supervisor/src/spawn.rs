@@ -22,8 +22,8 @@ use cadre_crds::k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
 
 use super::config::RunConfig;
-use super::ending::Exit;
 use super::event::{Role, WorkerName};
+use super::exit::Exit;
 use super::launcher;
 
 /// Bytes of a log that are looked at when its process has ended.

@@ -16,15 +16,14 @@ use cadre_control::server::LinkId;
 
 use super::action::{Action, Hit, Input, Overdue, Worker};
 use super::config::{Limits, RunConfig};
-use super::ending::{Cause, Exit, Mode};
 use super::event::{Level, Role, RunError, RunEvent, WorkerName};
+use super::exit::{BAD_INPUT, Exit};
 use super::fault::Fault;
+use super::mode::{Cause, Mode};
 use super::slots::Slots;
 
-/// Exit code of a worker that refuses what the user gave.
-pub(crate) const BAD_INPUT: i32 = 2;
 /// Deaths within [`Limits::crash_loop`] after which a server is given up.
-const CRASHES: usize = 3;
+const MAX_CRASHES: usize = 3;
 
 /// The supervisor's knowledge.
 #[derive(Debug)]
@@ -297,13 +296,13 @@ impl State {
         while crashes.front().is_some_and(|&first| first + within < now) {
             crashes.pop_front();
         }
-        let loops = crashes.len() >= CRASHES;
+        let loops = crashes.len() >= MAX_CRASHES;
         let then = if !self.config.replace {
             "its slot stays vacant".to_owned()
         } else if worker.overdue == Some(Overdue::AtStart) {
             "it never registered and is not started again".to_owned()
         } else if loops {
-            format!("it died {CRASHES} times within {within:?} and is not started again")
+            format!("it died {MAX_CRASHES} times within {within:?} and is not started again")
         } else {
             "starting a replacement".to_owned()
         };

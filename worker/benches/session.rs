@@ -23,7 +23,7 @@ use cadre_step::planned::PlannedStep;
 use cadre_worker::Threads;
 use cadre_worker::compute::Compute;
 use cadre_worker::io::queues::notices;
-use cadre_worker::io::rows::{Landed, Whole};
+use cadre_worker::io::whole::{Landed, Whole};
 use cadre_worker::io::{Asked, Handle, Notice, Request};
 use cadre_worker::launch::AtOnce;
 use cadre_worker::memory::{Host, HostRows};

@@ -21,7 +21,7 @@ use cadre_step::lowering::KeyRows;
 use cadre_step::phases::Direction;
 use cadre_step::planned::NanoPlan;
 
-use crate::io::rows::Values;
+use crate::io::whole::Values;
 use crate::memory::{Memory, Place as _};
 
 /// See the module.

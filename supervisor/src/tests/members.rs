@@ -4,8 +4,8 @@ use cadre_control::proto::{self, Hello, worker_message::Message};
 use cadre_control::server::LinkId;
 
 use super::super::action::Input;
-use super::super::ending::Exit;
 use super::super::event::WorkerName;
+use super::super::exit::Exit;
 use super::script::{Run, config, link, name};
 
 #[test]

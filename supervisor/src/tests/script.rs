@@ -13,8 +13,8 @@ use cadre_control::server::LinkId;
 
 use super::super::action::{Action, Input};
 use super::super::config::RunConfig;
-use super::super::ending::Exit;
 use super::super::event::{Role, RunEvent, WorkerName};
+use super::super::exit::Exit;
 use super::super::state::State;
 
 /// A run under test, with its clock in milliseconds.

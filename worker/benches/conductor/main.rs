@@ -34,7 +34,8 @@ use cadre_step::words::{Body, Life, MAX_RIDING_BYTES, Published, Stream};
 use cadre_worker::io::clock::Clock;
 use cadre_worker::io::conducting::Conducting;
 use cadre_worker::io::output::Output;
-use cadre_worker::io::planning::{self, Wanted};
+use cadre_worker::io::plan_thread;
+use cadre_worker::io::planning::Wanted;
 use cadre_worker::io::queues::{Notices, notices};
 use cadre_worker::io::shared::Shared;
 use cadre_worker::io::{Control, Handle, Io, Lines, Outlets};
@@ -114,7 +115,7 @@ impl Job {
             _ => Duration::ZERO,
         };
         let start = processor();
-        let done = planning::done(wanted);
+        let done = plan_thread::done(wanted);
         let whole = processor().saturating_sub(start);
         self.took.search += search;
         self.took.plan += whole.saturating_sub(search);

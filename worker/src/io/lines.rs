@@ -1,24 +1,19 @@
-//! How the IO thread and the other threads of its process speak to each other: what these ask for, what they are told, and where
-//! it goes.
+//! What the IO thread and the other threads of its process say to each other: what these ask for, and what they are told.
 //!
-//! In: nothing is done here. [`super::queues`] are what carries requests and notices, with their bounds.
-//!
-//! Invariant: whoever waits for a notice is told when the IO thread panics.
+//! In and out: nothing is done here. [`super::queues`] carry requests and notices, with their bounds; [`super::outlets`] are where
+//! they come and go.
 
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
 
-use cadre_control::proto;
-use cadre_exchange::{PeerId, Waker};
+use cadre_exchange::PeerId;
 use cadre_protocol::{At, Nanos};
 use cadre_step::conduct::{self, Made};
 use cadre_step::envelope::{Ending, Lengths, StepDone};
 use cadre_step::planned::PlannedStep;
 
-use super::planning::{self, Plans, Ready, Reassigned};
-use super::queues::Outlet;
-use super::rows::{Part, Whole};
-use super::telling::{Encoded, Read};
+use super::encoded::{Encoded, Read};
+use super::planning::{self, Ready, Reassigned};
+use super::whole::{Part, Whole};
 use crate::launch::{Done, PhaseRows, Work};
 use crate::memory::Memory;
 
@@ -93,58 +88,4 @@ pub enum Notice<M: Memory> {
     Lost(String),
     /// No step follows.
     End(Ending),
-}
-
-/// How the IO thread and the others of its process speak to each other.
-pub struct Lines<M: Memory> {
-    /// What others ask for, through handles.
-    pub requests: Receiver<Asked<M>>,
-    /// Where headers go to be made and planned.
-    pub plans: Plans,
-    /// Both ends of the controller's stream.
-    pub control: Control,
-    /// Where steps, phases and works go.
-    pub outlets: Outlets<M>,
-}
-
-/// Where works go.
-#[derive(Debug)]
-pub struct Outlets<M: Memory> {
-    /// The trainer's main thread, or the server's compute thread.
-    pub main: Outlet<M>,
-    /// Works whose own server was lost; in place only.
-    pub rescue: Option<Outlet<M>>,
-    /// Ends waits of the main thread that are not for notices, once the end was told.
-    pub interrupt: Option<Waker>,
-}
-
-impl<M: Memory> Outlets<M> {
-    /// Hands on what waited for room.
-    pub(super) fn flush(&mut self) {
-        self.main.flush();
-        if let Some(rescue) = &mut self.rescue {
-            rescue.flush();
-        }
-    }
-}
-
-impl<M: Memory> Drop for Outlets<M> {
-    /// An IO thread that panics has ended the job for the threads of its process: whatever they wait for ends.
-    fn drop(&mut self) {
-        if std::thread::panicking() {
-            let lost = || Notice::Lost("the io thread panicked; its log says where".into());
-            self.main.tell(lost());
-            self.rescue.iter_mut().for_each(|it| it.tell(lost()));
-            self.interrupt.iter().for_each(Waker::wake);
-        }
-    }
-}
-
-/// Both ends of the controller's stream.
-pub struct Control {
-    /// To it; says whether it was queued. Never waits.
-    pub sender:
-        Box<dyn Fn(proto::WorkerMessage) -> Result<(), cadre_control::client::Error> + Send>,
-    /// From it.
-    pub receiver: Receiver<proto::ControllerMessage>,
 }

@@ -22,13 +22,16 @@
 pub mod clock;
 pub mod conducting;
 mod early;
+pub mod encoded;
 pub mod exchange;
 mod gather;
 mod inbox;
 mod lines;
 mod load;
 mod outbox;
+mod outlets;
 pub mod output;
+pub mod plan_thread;
 pub mod planning;
 mod probe;
 pub mod queues;
@@ -38,6 +41,7 @@ pub mod standing;
 pub mod tasks;
 pub mod telling;
 mod unnamed;
+pub mod whole;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::mpsc::Receiver;
@@ -51,8 +55,9 @@ use cadre_step::envelope::{Ending, Said};
 
 use self::conducting::Conducting;
 use self::exchange::Exchange;
-pub use self::lines::{Asked, Control, Lines, Notice, Outlets, Request};
+pub use self::lines::{Asked, Notice, Request};
 use self::load::Load;
+pub use self::outlets::{Control, Lines, Outlets};
 use self::planning::{Backlog, Plans};
 use self::probe::Probing;
 pub use self::queues::{Handle, Line};
@@ -66,10 +71,10 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
 /// Requests, and outputs of machines, that are handed on before links and deadlines have their turn. A step of many documents brings
 /// hundreds of thousands: meanwhile this process is to be heard.
-const TURN: usize = 512;
+const MAX_REQUESTS_A_TURN: usize = 512;
 
 /// Longest that a process which leaves waits until its last words were heard.
-const FAREWELL: Nanos = Nanos::from_millis(2_000);
+const LAST_WORDS_WITHIN: Nanos = Nanos::from_millis(2_000);
 
 /// The thread's state.
 pub struct Io<P: Exchange> {
@@ -145,7 +150,7 @@ pub fn start<P: Exchange + Send + 'static>(
     outlets: Outlets<P::Memory>,
 ) -> std::io::Result<(JoinHandle<After>, Handle<P::Memory>)> {
     let (handle, requests) = Handle::channel(shared.provider.waker());
-    let plans = planning::start(handle.line())?;
+    let plans = plan_thread::start(handle.line())?;
     let io = Io::new(shared, machines, Lines { requests, plans, control, outlets });
     let thread = std::thread::Builder::new().name("io".into()).spawn(move || io.run())?;
     Ok((thread, handle))
@@ -214,7 +219,7 @@ impl<P: Exchange> Io<P> {
         self.report();
         self.drain();
         self.outlets.flush();
-        let is_done = asked < TURN && settled == Settled::All;
+        let is_done = asked < MAX_REQUESTS_A_TURN && settled == Settled::All;
         Turn::Sleep(if is_done { self.sleep() } else { Duration::ZERO })
     }
 
@@ -222,7 +227,7 @@ impl<P: Exchange> Io<P> {
     fn take_requests(&mut self) -> usize {
         let mut ran = Vec::new();
         let mut count = 0;
-        while count < TURN
+        while count < MAX_REQUESTS_A_TURN
             && let Ok(asked) = self.requests.try_recv()
         {
             count += 1;
@@ -242,7 +247,7 @@ impl<P: Exchange> Io<P> {
     pub fn receive(&mut self, timeout: Duration, events: &mut Vec<cadre_exchange::Event>) {
         self.shared.provider.poll(timeout, events);
         for (index, event) in events.drain(..).enumerate() {
-            if index % TURN == TURN - 1 {
+            if index % MAX_REQUESTS_A_TURN == MAX_REQUESTS_A_TURN - 1 {
                 self.tick();
             }
             self.event(event);

@@ -11,10 +11,9 @@ use cadre_control::proto;
 use cadre_protocol::{At, End, Message, PullId, PullResult};
 use cadre_step::envelope::{Ending, Said};
 
+use super::encoded::Unread;
 use super::planning::{Finished, Ready, Reassign, Wanted};
-use super::rows::{Part, Whole};
-use super::tasks::Planned;
-use super::telling::Unread;
+use super::whole::{Part, Whole};
 use crate::launch::Work;
 use crate::memory::Memory;
 
@@ -25,6 +24,15 @@ pub enum Side {
     Trainer,
     /// The server's.
     Server,
+}
+
+/// Whether a work was planned for the server that runs it.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Planned {
+    /// The work was.
+    Here,
+    /// Its own server was lost.
+    Elsewhere,
 }
 
 /// One of them.

@@ -9,7 +9,6 @@
 //! result, the phase waits for that copy.
 
 mod queued;
-mod whole;
 
 use std::collections::btree_map::{BTreeMap, Entry};
 use std::sync::Arc;
@@ -25,12 +24,12 @@ use cadre_step::planned::wire_bytes;
 
 use self::queued::Queued;
 pub use self::queued::TooMany;
-pub use self::whole::{Landed, Part, Values, Whole};
 use super::exchange::Exchange;
 use super::output::{Output, Side};
 use super::planning::Asker;
 use super::shared::{Shared, result_key, rows_key};
 use super::standing::Standing;
+use super::whole::{Landed, Part, Values, Whole};
 use crate::launch::{PhaseRows, Results};
 use crate::memory::Memory;
 
@@ -126,7 +125,7 @@ impl<M: Memory> Rows<M> {
             self.standing.skipped();
         } else if self.queued.is_full() {
             let phase = shared.steps[&at.step].planned.order.at(at.phase);
-            let phase = crate::session::phase_name(at.step, phase);
+            let phase = phase.in_words(at.step);
             return Err(TooMany { rank: self.me.0, phase });
         } else {
             self.standing.submitted();

@@ -272,7 +272,7 @@ impl Standing {
         match self.told.front() {
             Some(it) if (self.submitted as usize) < it.order.count() => {
                 let phase = it.order.at(Phase(self.submitted));
-                format!("submitted {}", crate::session::phase_name(step, phase))
+                format!("submitted {}", phase.in_words(step))
             }
             Some(_) => format!("said that step {step} is done"),
             None if self.has_to_announce() => format!("announced step {step}"),

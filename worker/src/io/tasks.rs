@@ -84,15 +84,6 @@ pub struct Tasks<M> {
     tallies: BTreeMap<u64, Tally>,
 }
 
-/// Whether a work was planned for the server that runs it.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub enum Planned {
-    /// The work was.
-    Here,
-    /// Its own server was lost.
-    Elsewhere,
-}
-
 impl<M: Memory> Tasks<M> {
     /// A server with `memory` bytes for rows and results; `provider` brings the rows.
     pub fn new(

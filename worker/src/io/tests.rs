@@ -107,7 +107,7 @@ fn in_a_step() -> (Io<Tcp>, Notices<HostRows>, Receiver<planning::Wanted>, Weak<
         serde_json::from_str(include_str!("../../../testing/header.json")).unwrap();
     let layers = Layers::alike(header.layers.kind_of(0), 600).unwrap();
     let header = Header { layers, ..header };
-    let done = planning::done(planning::Wanted::Plan(Box::new(header)));
+    let done = plan_thread::done(planning::Wanted::Plan(Box::new(header)));
     let Request::Planned(ready) = done else { panic!("{done:?}") };
     let ready = ready.unwrap();
     let plan = Arc::downgrade(&ready.planned);
@@ -128,7 +128,7 @@ fn the_plan_of_a_step_that_is_over_is_not_freed_by_the_io_thread() {
     // That of the step, and of who watches whether the main thread stands still.
     assert_eq!(plan.strong_count(), 2, "the planning thread has to drop it");
     for it in given {
-        planning::done(it);
+        plan_thread::done(it);
     }
     assert_eq!(plan.strong_count(), 0);
 }
@@ -149,10 +149,10 @@ fn bundles_are_dealt_out_by_the_planning_thread_and_two_losses_meanwhile_at_once
         say(&mut io, rounds[..count].to_vec());
     }
     assert!(planned.try_recv().is_err(), "one is dealt out at a time");
-    io.asked(planning::done(first).into());
+    io.asked(plan_thread::done(first).into());
     let planning::Wanted::Reassign(last) = planned.try_recv().unwrap() else { panic!("a round") };
     assert_eq!(last.asked.tables, rounds);
-    io.asked(planning::done(planning::Wanted::Reassign(last)).into());
+    io.asked(plan_thread::done(planning::Wanted::Reassign(last)).into());
     // Everybody here knows it now.
     say(&mut io, rounds);
     assert!(planned.try_recv().is_err());
@@ -167,7 +167,7 @@ fn a_round_of_a_step_that_is_over_meanwhile_is_nobodys() {
     io.trainer = None;
     io.shared.outputs.put(output::Output::Over(0));
     while io.settle() == Settled::Some {}
-    io.asked(planning::done(round).into());
+    io.asked(plan_thread::done(round).into());
     let given = given(&mut io, &planned);
     assert!(plan.strong_count() > 0 && io.ended.is_none());
     drop(given);

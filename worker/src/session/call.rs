@@ -355,12 +355,3 @@ impl Error {
         }
     }
 }
-
-/// A phase of a step in words.
-pub(crate) fn name(step: u64, at: PhaseAt) -> String {
-    let direction = match at.direction {
-        Direction::Forward => "forward",
-        Direction::Backward => "backward",
-    };
-    format!("step {step}, layer {}, nano-batch {}, {direction}", at.layer, at.nano)
-}

@@ -3,8 +3,8 @@
 //! In: phases whose rows are being copied to the host, and whatever is to be asked behind them. Out: their rows, turned, to the IO thread,
 //! in the order of the calls. Results go the other way without it.
 //!
-//! At most [`MOST`] wait for the thread; whoever asks for one more waits until it has taken one. Invariant: once there is such a thread,
-//! every phase of the rank goes through it.
+//! At most [`MAX_WAITING_PHASES`] wait for the thread; whoever asks for one more waits until it has taken one. Invariant: once there is
+//! such a thread, every phase of the rank goes through it.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -14,11 +14,11 @@ use cadre_kernels::device::{self, Event, Ferry, Going, Gpu, Stream};
 use cadre_protocol::{At, TrainerId};
 use cadre_step::phases::PhaseAt;
 
-use super::call::{Error, Sizes, name};
-use super::lent::{Arriving, LentInputs, LentOutputs};
-use super::side::lock;
+use super::call::{Error, Sizes};
+use super::lent_rows::{Arriving, LentInputs, LentOutputs};
+use super::lock;
 use crate::heads::HeadByHead;
-use crate::io::planning::Guard;
+use crate::io::plan_thread::Guard;
 use crate::io::{Asked, Handle, Request};
 use crate::memory::Memory;
 
@@ -36,7 +36,7 @@ impl From<device::Error> for NotStarted {
 }
 
 /// Phases that wait for their rows.
-const MOST: usize = 16;
+const MAX_WAITING_PHASES: usize = 16;
 
 /// See the module.
 pub(super) struct Copies<M> {
@@ -70,7 +70,7 @@ impl<M: Memory> Copies<M> {
         handle: Handle<M>,
     ) -> Result<Self, NotStarted> {
         let (down, up) = (Mutex::new(Ferry::new(gpu)?), Mutex::new(Ferry::new(gpu)?));
-        let (queue, items) = sync_channel(MOST);
+        let (queue, items) = sync_channel(MAX_WAITING_PHASES);
         let run = move || {
             let guard = Guard::new("copies", &handle.line());
             for item in items {
@@ -136,7 +136,7 @@ fn submitted<M: Memory>(
     match rows.land(|it| it.hold((&sizes, &form), place, threads)) {
         Ok(rows) => Asked::Submit(at, rows),
         Err(source) => {
-            let (phase, source) = (name(at.step, phase), Box::new(source));
+            let (phase, source) = (phase.in_words(at.step), Box::new(source));
             let why = Error::Device { rank: me.0, phase, source };
             Asked::For(Request::Fail(why.to_string()))
         }

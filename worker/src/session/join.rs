@@ -31,7 +31,7 @@ use crate::headers;
 use crate::io::clock::Clock;
 use crate::io::conducting::Conducting;
 use crate::io::exchange::{self, Exchange, How, Open};
-use crate::io::planning::Guard;
+use crate::io::plan_thread::Guard;
 use crate::io::queues::{Handle, Line, notices};
 use crate::io::rows::Rows;
 use crate::io::shared::{Shared, peer_of};

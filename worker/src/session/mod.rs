@@ -33,6 +33,8 @@ mod join;
 mod join_error;
 mod leave;
 mod lent;
+mod lent_rows;
+mod merging;
 mod rank;
 mod rows;
 mod side;
@@ -42,7 +44,7 @@ mod turn;
 mod waiting;
 
 use std::ops::Deref;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 
 use cadre_control::client;
@@ -51,20 +53,19 @@ use cadre_protocol::At;
 
 use crate::io::After;
 
-pub(crate) use self::call::name as phase_name;
 pub use self::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs};
 use self::join::Once;
 pub use self::join::{First, Join};
 pub use self::join_error::JoinError;
 use self::leave::BusyTold;
 pub use self::leave::{Outcome, Panicked};
-pub use self::lent::{LentInputs, LentOutputs};
+pub use self::lent_rows::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
 pub use self::rows::{Rows, RowsMut};
 
 // What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and of this one
 // `cadre_worker::process` alone beside. `scripts/purity` holds the reference trainer to it.
-pub use crate::attach::{ASSEMBLE, Contract};
+pub use crate::attach::{ALL_JOIN_WITHIN, Contract};
 pub use crate::headers;
 pub use crate::io::exchange::Choice as ExchangeChoice;
 pub use crate::launch::{heads as kernel_heads, mask as kernel_mask};
@@ -153,4 +154,9 @@ impl Session {
     pub fn interrupt(&self) -> &Waker {
         &self.interrupt
     }
+}
+
+/// A thread that panicked while it held a lock has left nothing half done that a later call would read.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

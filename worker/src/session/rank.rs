@@ -18,14 +18,14 @@ use cadre_step::layers::Layers;
 use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 use cadre_step::planned::PlannedStep;
 
-use super::call::{Error, Inputs, Outputs, Sizes, name};
-use super::side::{Awaited, Keeping, Side, lock};
+use super::call::{Error, Inputs, Outputs, Sizes};
+use super::side::{Awaited, Keeping, Side};
 use super::turn::{OutOfTurn, Turn};
-use super::{Next, Ticket};
+use super::{Next, Ticket, lock};
 use crate::compute::{Compute, Progress};
 use crate::heads::HeadByHead;
+use crate::io::encoded::Encoded;
 use crate::io::queues::{End, Notices};
-use crate::io::telling::Encoded;
 use crate::io::{Handle, Line, Request};
 use crate::memory::Memory;
 use crate::trace::Tracer;
@@ -378,7 +378,7 @@ impl Rank {
     }
 
     fn rows(&self, step: u64, phase: PhaseAt, tensor: &'static str, what: String) -> Error {
-        Error::Rows { rank: self.me.0, phase: name(step, phase), tensor, what }
+        Error::Rows { rank: self.me.0, phase: phase.in_words(step), tensor, what }
     }
 
     pub(super) fn device(
@@ -388,7 +388,7 @@ impl Rank {
         source: cadre_kernels::device::Error,
     ) -> Error {
         let source = Box::new(source);
-        Error::Device { rank: self.me.0, phase: name(step, phase), source }
+        Error::Device { rank: self.me.0, phase: phase.in_words(step), source }
     }
 
     /// Ends the job everywhere for what this rank did.

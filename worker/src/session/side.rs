@@ -8,7 +8,7 @@
 //!
 //! [`Rank`]: super::Rank
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
@@ -19,11 +19,11 @@ use cadre_step::envelope::Ending;
 use cadre_step::phases::PhaseAt;
 use cadre_step::planned::PlannedStep;
 
-use super::Next;
-use super::call::{Error, Inputs, Outputs, Sizes, name};
+use super::call::{Error, Inputs, Outputs, Sizes};
 use super::copies::{Copies, NotStarted};
-use super::lent::{LentInputs, LentOutputs};
+use super::lent_rows::{LentInputs, LentOutputs};
 use super::waiting::Waiting;
+use super::{Next, lock};
 use crate::compute::{Compute, Progress};
 use crate::heads::HeadByHead;
 use crate::io::queues::Notices;
@@ -147,7 +147,7 @@ impl<M: Memory> Keeping<M> {
     }
 
     fn device(&self, (at, phase): (At, PhaseAt), source: device::Error) -> Error {
-        let (phase, source) = (name(at.step, phase), Box::new(source));
+        let (phase, source) = (phase.in_words(at.step), Box::new(source));
         Error::Device { rank: self.me.0, phase, source }
     }
 }
@@ -162,7 +162,7 @@ impl<M: Memory> Side for Keeping<M> {
         let rows = inputs.hold(form, &*lock(&self.place), self.threads)?;
         let start = Instant::now();
         self.ask(Asked::Submit(at, rows));
-        self.tracer.span("main", Activity::Doorbell, start, || name(at.step, phase));
+        self.tracer.span("main", Activity::Doorbell, start, || phase.in_words(at.step));
         Ok(())
     }
 
@@ -222,9 +222,4 @@ impl<M: Memory> Side for Keeping<M> {
     fn addresses(&self, deadline: Duration) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
         self.waiting.addresses(deadline)
     }
-}
-
-/// A thread that panicked while it held a lock has left nothing half done that a later call would read.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

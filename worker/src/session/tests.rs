@@ -15,7 +15,7 @@ use cadre_step::header::{Header, Member};
 use super::*;
 use crate::compute::Compute;
 use crate::io::queues::{Outlet, Owed, notices};
-use crate::io::rows::{Landed, Part, Values, Whole};
+use crate::io::whole::{Landed, Part, Values, Whole};
 use crate::io::{Asked, Handle, Notice, Request};
 use crate::launch::AtOnce;
 use crate::memory::{Host, HostRows};

@@ -17,8 +17,6 @@ use cadre_protocol::Phase;
 use cadre_step::phases::PhaseAt;
 use cadre_step::planned::PlannedStep;
 
-use super::call::name;
-
 /// See the module.
 #[derive(Debug)]
 pub(super) struct Turn {
@@ -120,13 +118,13 @@ impl Turn {
             return refuse(called, "no step has begun: call begin first".into());
         };
         let step = planned.header.step;
-        let called = || format!("{} was submitted", name(step, phase));
+        let called = || format!("{} was submitted", phase.in_words(step));
         if self.next as usize == planned.order.count() {
             return refuse(called(), format!("all phases of step {step} were submitted"));
         }
         let next = planned.order.at(Phase(self.next));
         if phase != next || !rows_fit {
-            return refuse(called(), format!("{} with its rows is next", name(step, next)));
+            return refuse(called(), format!("{} with its rows is next", next.in_words(step)));
         }
         Ok((Arc::clone(planned), Phase(self.next)))
     }
@@ -157,7 +155,7 @@ impl Turn {
         if self.planned.as_ref().is_some_and(|it| Arc::ptr_eq(it, of)) {
             return Ok(());
         }
-        let called = format!("{} was waited for", name(of.header.step, phase));
+        let called = format!("{} was waited for", phase.in_words(of.header.step));
         let expected = match &self.planned {
             Some(planned) => format!("step {} of this session runs", planned.header.step),
             None => "no step runs".into(),

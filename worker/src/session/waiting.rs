@@ -1,6 +1,6 @@
-//! The half of a session that waits: computes what is planned for this rank, merges what has landed.
+//! The half of a session that waits: computes what is planned for this rank, and has merged what has landed.
 //!
-//! In: notices of the IO thread. Out: the next step, whole phases written where the caller wants them, the end of the job.
+//! In: notices of the IO thread. Out: the next step, whole phases written where the caller wants them ([`Merging`]), the end of the job.
 //!
 //! ```text
 //! the first thread that waits ── takes notices, computes, sleeps ──▶ state ──▶ every thread that waits looks whether its own is there
@@ -9,7 +9,7 @@
 //!
 //! Any number of threads may wait. One of them takes notices and computes, and holds nothing else meanwhile. So who polls or asks
 //! ([`Waiting::is_ready`], [`Waiting::advance`], [`Waiting::poll_begin`], [`Waiting::exposed`]) never waits for one that waits.
-//! Parts of dK and dV are added as they come ([`Sums`]).
+//! Parts of dK and dV are added as they come.
 //!
 //! Invariant: a whole phase is written once all its parts are added.
 
@@ -19,26 +19,20 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
 use cadre_exchange::PeerId;
-use cadre_kernels::device;
-use cadre_planner::RankId;
 use cadre_protocol::{At, Filler, TrainerId};
 use cadre_step::envelope::Ending;
 use cadre_step::planned::PlannedStep;
 
-use super::call::{Error, Outputs, Sizes, name};
-use super::rows::RowsMut;
-use super::side::lock;
+use super::call::{Error, Outputs, Sizes};
+use super::lock;
+use super::merging::Merging;
 use super::{Next, PhaseAt};
-use crate::compute::{Account, Compute, FLYING, Progress};
-use crate::heads::HeadByHead;
+use crate::compute::{Account, Compute, LAUNCH_LOOK_EVERY, Progress};
 use crate::io::queues::{Notices, Owed, lost};
-use crate::io::rows::{Landed, Part, Whole};
+use crate::io::whole::Whole;
 use crate::io::{Handle, Notice, Request};
-use crate::memory::{Memory, Place as _};
-use crate::merge::{self, NotFinite};
-use crate::sums::Sums;
+use crate::memory::Memory;
 use crate::trace::{Activity, Tracer};
-use crate::wire::Values;
 
 /// See the module.
 pub(super) struct Waiting<M: Memory> {
@@ -51,7 +45,7 @@ pub(super) struct Waiting<M: Memory> {
     /// Of the one thread that takes notices and computes.
     taking: Mutex<Taking<M>>,
     account: Account,
-    merging: Mutex<Merging<M>>,
+    merging: Merging<M>,
 }
 
 /// What has come and is not fetched yet, and the times of the step.
@@ -75,12 +69,6 @@ struct Taking<M: Memory> {
     handle: Handle<M>,
     notices: Notices<M>,
     compute: Compute<M>,
-}
-
-struct Merging<M: Memory> {
-    place: M::Place,
-    /// dK and dV of phases so far, or why the GPU did not give a part of them.
-    sums: BTreeMap<At, Result<Sums<M>, device::Error>>,
 }
 
 /// This thread takes notices and computes, as long as it holds this.
@@ -124,7 +112,7 @@ impl<M: Memory> Waiting<M> {
             changed: Condvar::new(),
             taking: Mutex::new(Taking { handle, notices, compute }),
             account,
-            merging: Mutex::new(Merging { place, sums: BTreeMap::new() }),
+            merging: Merging::new(me, place),
         }
     }
 
@@ -228,68 +216,7 @@ impl<M: Memory> Waiting<M> {
         outputs: Outputs<'_>,
     ) -> Result<Option<Error>, Error> {
         let whole = self.whole(planned, at)?;
-        let device = |source| {
-            let source = Box::new(source);
-            Error::Device { rank: self.me.0, phase: name(at.step, phase), source }
-        };
-        let not_finite = |source: NotFinite| Error::NotFinite {
-            rank: self.me.0,
-            phase: name(at.step, phase),
-            source: Box::new(source),
-        };
-        let (nano, _) = planned.nano_of(at.phase);
-        let rank = RankId(self.me.0.into());
-        let form = HeadByHead::of(nano, rank);
-        let mut merging = lock(&self.merging);
-        let Merging { place, sums } = &mut *merging;
-        let checked = match (whole.landed, outputs) {
-            (
-                Landed::Forward { o: mut landed, lse: mut landed_lse, own },
-                Outputs::Forward { o, lse },
-            ) => {
-                for (work, [own, own_lse]) in &own {
-                    let task = (work.0 as usize, rank);
-                    let to = (&mut landed, &mut landed_lse);
-                    merge::own_forward(place, nano, task, (own, own_lse), to).map_err(device)?;
-                }
-                let landed = place.unload(landed).map_err(device)?;
-                let landed_lse = place.unload(landed_lse).map_err(device)?;
-                drop(merging);
-                let values = Values::of(sizes.wire, &landed);
-                let sums = landed_lse.f32s();
-                let all = o.write_turned(values, &form, sizes.query());
-                let lse = RowsMut::f32(lse);
-                if lse.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
-                    Ok(())
-                } else {
-                    let both = [&values.wide()[..], sums];
-                    merge::check_forward(planned, at, rank, both, &whole.makers)
-                }
-            }
-            (Landed::Backward { dq: mut landed, own }, Outputs::Backward { dq, dk, dv }) => {
-                for (bundle, own) in &own {
-                    let of = (*bundle, rank);
-                    merge::own_backward(place, nano, of, own, &mut landed).map_err(device)?;
-                }
-                let sums = sums.remove(&at).unwrap_or_else(|| Ok(Sums::new(nano, rank)));
-                let landed = place.unload(landed).map_err(device)?;
-                drop(merging);
-                let (sum_k, sum_v) = sums.map_err(device)?.finish();
-                let values = Values::of(sizes.wire, &landed);
-                let all = dq.write_turned(values, &form, sizes.query());
-                let all = dk.write(&sum_k, sizes.kv()) && all;
-                if dv.write(&sum_v, sizes.kv()) && all {
-                    Ok(())
-                } else {
-                    let all = [&values.wide()[..], &sum_k, &sum_v];
-                    merge::check_backward(planned, at, rank, all, &whole.makers)
-                }
-            }
-            (Landed::Forward { .. } | Landed::Backward { .. }, _) => {
-                unreachable!("the phase's direction was checked, and it lands what it is")
-            }
-        };
-        Ok(checked.err().map(not_finite))
+        self.merging.write(planned, phase, whole, (sizes, outputs))
     }
 
     /// Waits until a phase is whole and this rank's own part of it has run.
@@ -339,7 +266,10 @@ impl<M: Memory> Waiting<M> {
             Notice::Step(planned) => {
                 lock(&self.state).coming.insert(planned.header.step, planned);
             }
-            Notice::Part(part) => self.add(*part),
+            Notice::Part(part) => {
+                let begun = lock(&self.state).begun;
+                self.merging.add(*part, begun);
+            }
             Notice::Whole(whole) => {
                 lock(&self.state).whole.insert(whole.at, *whole);
             }
@@ -347,27 +277,6 @@ impl<M: Memory> Waiting<M> {
             Notice::Cancelled(at) => compute.cancel(at),
             Notice::Lost(reason) => lock(&self.state).ended = Some(lost(&reason)),
             Notice::End(ending) => lock(&self.state).ended = Some(ending),
-        }
-    }
-
-    /// Adds a part of dK and dV, or keeps it until those before it have come.
-    fn add(&self, part: Part<M>) {
-        let Part { planned, phase, bundle, values } = part;
-        let at = At { step: planned.header.step, phase };
-        let (nano, _) = planned.nano_of(phase);
-        let begun = lock(&self.state).begun;
-        let mut merging = lock(&self.merging);
-        let Merging { place, sums } = &mut *merging;
-        // Of phases that nobody waited for.
-        while sums.first_key_value().is_some_and(|it| Some(it.0.step) < begun) {
-            sums.pop_first();
-        }
-        let new = || Ok(Sums::new(nano, RankId(self.me.0.into())));
-        let sums = sums.entry(at).or_insert_with(new);
-        if let Ok(it) = sums
-            && let Err(why) = it.put((&*place, nano), bundle, values)
-        {
-            *sums = Err(why);
         }
     }
 }
@@ -421,7 +330,7 @@ impl<M: Memory> Takes<'_, M> {
         let waiting = self.waiting.0;
         let Taking { notices, compute, .. } = &mut *self.taking;
         if progress == Progress::Flying {
-            if let Ok(notice) = notices.recv_timeout(FLYING) {
+            if let Ok(notice) = notices.recv_timeout(LAUNCH_LOOK_EVERY) {
                 waiting.take(notice, compute);
                 waiting.wake();
             }

@@ -4,7 +4,8 @@
 //! production; bits and digests are compared in all of them.
 
 use cadre_worker::io::Request;
-use cadre_worker::io::planning::{self, Ready, Wanted};
+use cadre_worker::io::plan_thread;
+use cadre_worker::io::planning::{Ready, Wanted};
 
 use crate::random::{Random, hash};
 
@@ -27,7 +28,7 @@ impl Plans {
         {
             return Request::Planned(Box::new(Ok(it.clone())));
         }
-        let done = planning::done(wanted);
+        let done = plan_thread::done(wanted);
         if let Request::Planned(it) = &done
             && let Ok(ready) = it.as_ref()
             && self.shared

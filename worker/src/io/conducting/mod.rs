@@ -28,12 +28,11 @@ use cadre_step::planned::PlannedStep;
 use cadre_step::words::Body;
 
 use self::agree::STANDING_TOGETHER;
-use self::reports::Figures;
+use super::encoded::Encoded;
 use super::exchange::Exchange;
 use super::output::Output;
-use super::planning::{Asker, Ready};
+use super::planning::{Asker, Figures, Ready};
 use super::shared::{Shared, peer_of};
-use super::telling::Encoded;
 
 /// A step that is out.
 #[derive(Debug)]
@@ -111,7 +110,7 @@ pub struct Conducting {
 }
 
 /// Longest wait of the first header for servers that are still starting.
-const PATIENCE: Nanos = Nanos::from_millis(20_000);
+const SERVERS_START_WITHIN: Nanos = Nanos::from_millis(20_000);
 
 impl Conducting {
     /// The conductor of the job of `draft`, from step `first` on. Of what the controller says of the `job` it takes the faults, and
@@ -149,7 +148,7 @@ impl Conducting {
             firing: BTreeSet::new(),
             stop: None,
             pool_lost: BTreeSet::new(),
-            patience: Some(now.after(PATIENCE)),
+            patience: Some(now.after(SERVERS_START_WITHIN)),
             begins: None,
             ending: None,
         }

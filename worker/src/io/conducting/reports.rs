@@ -5,13 +5,14 @@
 //! Invariant: the same reports of the same step give the same message.
 
 use cadre_control::proto;
-use cadre_planner::imbalance_at_home;
 use cadre_protocol::{Filler, Fillers, Peer};
 use cadre_step::certificate::Certificate;
 use cadre_step::conduct::{Offer, View};
 use cadre_step::envelope::{ServerStep, StepDone};
 use cadre_step::header::{Header, Member, ViewNumber};
 use cadre_step::planned::{PlannedStep, filler};
+
+use crate::io::planning::Figures;
 
 /// A view of the controller's that says too little or too much: it has no silent default.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -88,41 +89,6 @@ pub(crate) fn server_step(
     })
 }
 
-/// The most and the mean of the ranks' own attention cost in all phases of a step, if no row moved; in pairs times their head dim.
-fn at_home(planned: &PlannedStep) -> (u128, u128) {
-    planned.plans.iter().zip(planned.phases_of_plans()).fold((0, 0), |sum, (plan, phases)| {
-        let cost = imbalance_at_home(&plan.problem).expect("a planned problem is sound");
-        let phases = u128::from(phases) * u128::from(plan.dim());
-        let all_phases = |it: u64| u128::from(it) * phases;
-        (sum.0 + all_phases(cost.0), sum.1 + all_phases(cost.1))
-    })
-}
-
-/// What the controller is told of a step's plans.
-#[derive(Clone, Debug)]
-pub struct Figures {
-    header: String,
-    plans: u64,
-    imbalance_unplanned: f64,
-    certificate: Certificate,
-}
-
-impl Figures {
-    /// Takes as long as the step has documents.
-    pub fn of(planned: &PlannedStep) -> Self {
-        let (most, mean) = at_home(planned);
-        let header = serde_json::to_string(planned.header.as_ref());
-        let mut header = header.expect("a header is plain data");
-        header.shrink_to_fit();
-        Self {
-            header,
-            plans: planned.plans_digest(),
-            imbalance_unplanned: if mean > 0 { most as f64 / mean as f64 } else { 1.0 },
-            certificate: Certificate::of(planned),
-        }
-    }
-}
-
 /// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far. Steps are those of the
 /// job, 0 while nobody has said how many.
 pub(crate) fn progress(
@@ -170,14 +136,7 @@ pub(crate) fn progress(
 
 #[cfg(test)]
 mod tests {
-    use std::num::NonZeroU32;
     use std::sync::Arc;
-
-    use cadre_planner::{Costs, DocumentId, Heads, Mask, Stretch};
-    use cadre_step::layers::{Kind, Layers};
-    use cadre_step::packing::Packing;
-    use cadre_step::phases::Direction;
-    use cadre_step::turns::{Turn, Turns, Which};
 
     use super::*;
 
@@ -233,43 +192,5 @@ mod tests {
         assert_eq!(slot(&tables, Peer::Server(id(2, 4))), Some(0), "lost again");
         assert_eq!((slot(&[], rank), slot(&tables, rank)), (None, Some(2)), "it took works over");
         assert_eq!(slot(&tables, Peer::Server(id(9, 0))), None);
-    }
-
-    #[test]
-    fn imbalance_without_a_pool_is_of_all_phases_by_their_own_kinds() {
-        let any: Header =
-            serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
-        let causal = any.layers.kind_of(0);
-        let near = Kind { mask: Mask::Window { left: 9 }, ..causal };
-        let wide = Heads { query: 6, kv: 3, dim: 32 };
-        let chunk = Kind { chunk: NonZeroU32::new(50), ..Kind::causal(wide) };
-        let stretch = |start, end| vec![Stretch { document: DocumentId(0), start, end }];
-        let nano =
-            |rows: u32| Packing::new(&[rows], vec![stretch(0, 80), stretch(80, rows)]).unwrap();
-        // The second nano-batch goes forward alone.
-        let turn = |direction, nanos| Turn { direction, nanos, layers: Which::All };
-        let both = [turn(Direction::Forward, vec![0, 1]), turn(Direction::Backward, vec![0])];
-        let turns = Turns::new(both.to_vec()).unwrap();
-        let header = Header {
-            layers: Layers::new([near, causal, near, near, chunk]).unwrap(),
-            nanos: vec![nano(200), nano(100)],
-            turns,
-            costs: vec![Costs { task_rows: any.costs[0].task_rows, ..Costs::pairs_only() }; 3],
-            ..any
-        };
-        let planned = PlannedStep::new(Arc::new(header)).unwrap();
-        let (mut most, mut mean) = (0, 0);
-        for (end, ways) in [(200_u128, 2), (100, 1)] {
-            // Keys of each row, one by one.
-            let keys: [fn(u128) -> u128; 3] = [|it| it.min(9) + 1, |it| it + 1, |it| it % 50 + 1];
-            // Query heads times their dim.
-            for ((layers, heads), keys) in [(3, 32), (1, 32), (1, 192)].into_iter().zip(keys) {
-                let of = |rows: std::ops::Range<u128>| heads * rows.map(keys).sum::<u128>();
-                let (one, other) = (of(0..80), of(80..end));
-                most += ways * layers * one.max(other);
-                mean += ways * layers * one.midpoint(other);
-            }
-        }
-        assert_eq!(at_home(&planned), (most, mean));
     }
 }

@@ -10,7 +10,8 @@ use cadre_exchange::{
 };
 use cadre_kernels::device::{self, Gpu, Room, Rooms};
 
-use super::{Exchange, OpenError};
+use super::Exchange;
+use super::opening::{ByNode, Open, OpenError};
 use crate::gpu_memory::{GpuMoves, Held};
 use crate::memory::{GpuRows, OnGpu, Place as _};
 
@@ -33,6 +34,14 @@ impl ByGpu {
         let config = NodeConfig { tcp, sockets: sockets.to_owned() };
         let place = OnGpu::new(&Rooms::new(gpu, ARENA_BYTES))?;
         Ok(Self { node: Node::open(config, GpuMoves::new(gpu)?)?, place })
+    }
+}
+
+impl Open for ByNode<'_> {
+    type Exchange = ByGpu;
+
+    fn open(self, links: TcpConfig) -> Result<ByGpu, OpenError> {
+        ByGpu::open(links, self.sockets, self.gpu)
     }
 }
 

@@ -8,7 +8,7 @@ use std::path::Path;
 use cadre_exchange::{Error, Paths, PathsConfig, Sharing, TcpConfig};
 use cadre_kernels::device::{self, Gpu};
 
-use super::{ByGpu, Exchange};
+use super::Exchange;
 use crate::memory;
 
 /// How rows are to move.
@@ -53,7 +53,7 @@ pub trait Open {
 #[derive(Clone, Copy, Debug)]
 pub struct ByPaths(pub Sharing);
 
-/// See [`ByGpu::open`].
+/// See [`super::ByGpu::open`].
 #[derive(Clone, Copy, Debug)]
 pub struct ByNode<'a> {
     /// Where rows live.
@@ -67,14 +67,6 @@ impl Open for ByPaths {
 
     fn open(self, links: TcpConfig) -> Result<Paths, OpenError> {
         Ok(open_paths(links, self.0)?)
-    }
-}
-
-impl Open for ByNode<'_> {
-    type Exchange = ByGpu;
-
-    fn open(self, links: TcpConfig) -> Result<ByGpu, OpenError> {
-        ByGpu::open(links, self.sockets, self.gpu)
     }
 }
 

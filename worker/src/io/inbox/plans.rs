@@ -8,9 +8,9 @@ use cadre_exchange::PeerId;
 use cadre_protocol::{server, trainer};
 use cadre_step::conduct::{self, Made};
 
+use crate::io::encoded::Read;
 use crate::io::exchange::Exchange;
 use crate::io::planning::{self, Asker, Ready, Reassign, Reassigned};
-use crate::io::telling::Read;
 use crate::io::{Io, Notice};
 
 impl<P: Exchange> Io<P> {

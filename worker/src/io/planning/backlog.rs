@@ -23,7 +23,7 @@ use cadre_step::header::Header;
 
 use super::rounds::{Reassign, Reassigning};
 use super::{Finished, Wanted};
-use crate::io::telling::Unread;
+use crate::io::encoded::Unread;
 
 /// Maximum of what is finished and waits until nothing else is to be done; with more of it the thread drops it first. A step leaves
 /// up to four.

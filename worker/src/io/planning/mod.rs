@@ -1,18 +1,19 @@
 //! Planning beside the IO thread, so that rows are served meanwhile. The conductor's headers are made here, too, long words are
 //! read, bundles of lost servers are dealt out, and plans of steps that are over are dropped.
 //!
-//! In: headers, in any order, long words, rounds, what nobody needs any more. Out: for each header that is new and still wanted a
-//! [`Request::Planned`], for each word a [`Request::Read`], for each round a [`Request::Reassigned`]. [`Backlog`] decides what is
-//! done next and is pure; [`done`] does the work; [`start`] gives it a thread, which ends when nobody can send headers any more.
+//! In: headers, in any order, long words, rounds, what nobody needs any more. Out: for each header that is new and still wanted
+//! a step that can begin ([`Ready`]), for each word what it says, for each round its table. [`Backlog`] decides what is done next
+//! and is pure; [`super::plan_thread`] is the thread that does it.
 //!
 //! Invariant: a header is planned once, however often it comes, and one at a time; what is begun here was placed here. The IO
 //! thread makes no layout, no plan and no assignment; it encodes no header, decodes no long word and drops none of these.
 
 mod backlog;
+mod figures;
 mod rounds;
 
 use std::sync::Arc;
-use std::sync::mpsc::{SyncSender, sync_channel};
+use std::sync::mpsc::SyncSender;
 
 use cadre_planner::Assignment;
 use cadre_protocol::{PeerId, Step, alive};
@@ -22,10 +23,9 @@ use cadre_step::header::Header;
 use cadre_step::planned::{self, PlannedStep, filler};
 
 pub use self::backlog::Backlog;
+pub use self::figures::Figures;
 pub use self::rounds::{Asker, Reassign, Reassigned, Reassigning, Rounds};
-use super::conducting::reports::Figures;
-use super::telling::{Encoded, Unread};
-use super::{Line, Request};
+use super::encoded::{Encoded, Unread};
 
 /// Where headers go to be made and planned, one at a time.
 pub type Plans = SyncSender<Wanted>;
@@ -68,7 +68,8 @@ impl Finished {
         Self(Box::new(it))
     }
 
-    fn free(self) {
+    /// Drops it.
+    pub(super) fn free(self) {
         drop(self.0);
     }
 }
@@ -115,68 +116,8 @@ pub enum Error {
     Lists(#[from] cadre_protocol::StepError),
 }
 
-/// Starts the thread; its answers go to `back`.
-///
-/// # Errors
-///
-/// The system has no thread to give.
-pub fn start(back: Line) -> std::io::Result<Plans> {
-    // One is planned at a time, and the next goes there when its answer has come: the queue is never full.
-    let (plans, all) = sync_channel(1);
-    let plan = move || {
-        let guard = Guard::new("plan", &back);
-        for wanted in all {
-            back.send(done(wanted));
-        }
-        guard.over();
-    };
-    std::thread::Builder::new().name("plan".into()).spawn(plan)?;
-    Ok(plans)
-}
-
-/// Ends the job where a thread panics that others wait for.
-pub struct Guard {
-    thread: &'static str,
-    back: Option<Line>,
-}
-
-impl Guard {
-    /// Of the thread that runs.
-    pub fn new(thread: &'static str, back: &Line) -> Self {
-        Self { thread, back: Some(back.clone()) }
-    }
-
-    /// The thread ends as it should.
-    pub fn over(mut self) {
-        self.back = None;
-    }
-}
-
-impl Drop for Guard {
-    fn drop(&mut self) {
-        if let Some(back) = &self.back {
-            let reason = format!("the {} thread panicked; its log says where", self.thread);
-            back.send(Request::Fail(reason));
-        }
-    }
-}
-
-/// Makes a header; plans a step, and places its bundles; reads a word; deals out a round; or drops what is finished.
-pub fn done(wanted: Wanted) -> Request {
-    match wanted {
-        Wanted::Making(it) => Request::Made(Box::new(it.make())),
-        Wanted::Own(it, trainers) => Request::Planned(Box::new(own(it.header(), trainers))),
-        Wanted::Plan(it) => Request::Planned(Box::new(ready(*it))),
-        Wanted::Read(it) => Request::Read(Box::new(it.read())),
-        Wanted::Reassign(it) => Request::Reassigned(Box::new(it.reassign())),
-        Wanted::Finished(all) => {
-            all.into_iter().for_each(Finished::free);
-            Request::Freed
-        }
-    }
-}
-
-fn own(header: Header, trainers: Vec<(PeerId, String)>) -> Result<Ready, Error> {
+/// The plan of the conductor's own header, and what it says of it to `trainers` and the controller.
+pub(super) fn own(header: Header, trainers: Vec<(PeerId, String)>) -> Result<Ready, Error> {
     let said = Said::Header { header: Box::new(header), trainers };
     let word = Encoded::of(&said);
     let Said::Header { header, .. } = said else { unreachable!("it was just put there") };
@@ -185,7 +126,8 @@ fn own(header: Header, trainers: Vec<(PeerId, String)>) -> Result<Ready, Error> 
     Ok(Ready { own: Some(Own { word, figures }), ..ready })
 }
 
-fn ready(header: Header) -> Result<Ready, Error> {
+/// The plan of a header, its bundles where the header's fillers put them.
+pub(super) fn ready(header: Header) -> Result<Ready, Error> {
     let planned = PlannedStep::new(Arc::new(header))?;
     let fillers: Vec<_> = planned.header.fillers.iter().map(|it| it.as_ref().map(filler)).collect();
     let first = planned.assign(None, &alive(&fillers))?;
@@ -195,12 +137,9 @@ fn ready(header: Header) -> Result<Ready, Error> {
 
 #[cfg(test)]
 mod tests {
-    use cadre_exchange::Waker;
     use cadre_step::header::Member;
 
-    use super::super::{Asked, Handle};
     use super::*;
-    use crate::memory::HostRows;
 
     pub(super) fn header(step: u64) -> Header {
         let any: Header =
@@ -220,41 +159,5 @@ mod tests {
         let nowhere =
             Header { slots: Vec::new(), fillers: Vec::<Option<Member>>::new(), ..header(5) };
         assert!(matches!(ready(nowhere), Err(Error::Plan(_))));
-    }
-
-    #[test]
-    fn what_is_finished_is_dropped_by_the_planning_thread() {
-        struct Named(SyncSender<Option<String>>);
-
-        impl Drop for Named {
-            fn drop(&mut self) {
-                self.0.send(std::thread::current().name().map(str::to_owned)).unwrap();
-            }
-        }
-
-        let (handle, requests) = Handle::<HostRows>::channel(Waker::new().unwrap());
-        let plans = start(handle.line()).unwrap();
-        let (dropped, by) = sync_channel(1);
-        plans.send(Wanted::Finished(vec![Finished::new(Named(dropped))])).unwrap();
-        assert!(matches!(requests.recv(), Ok(Asked::For(Request::Freed))));
-        assert_eq!(by.recv().unwrap().as_deref(), Some("plan"));
-    }
-
-    #[test]
-    fn a_thread_that_panics_ends_the_job_by_its_name() {
-        let (handle, requests) = Handle::<HostRows>::channel(Waker::new().unwrap());
-        let back = handle.line();
-        drop(handle);
-        Guard::new("plan", &back).over();
-        let thread = std::thread::spawn(move || {
-            let _guard = Guard::new("plan", &back);
-            panic!("a bug");
-        });
-        assert!(thread.join().is_err());
-        let Ok(Asked::For(Request::Fail(reason))) = requests.recv() else {
-            panic!("the job goes on")
-        };
-        assert!(reason.starts_with("the plan thread panicked"), "{reason}");
-        assert!(requests.recv().is_err());
     }
 }

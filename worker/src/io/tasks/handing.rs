@@ -13,9 +13,9 @@ use cadre_step::planned::{PlannedStep, filler};
 
 use super::super::exchange::Exchange;
 use super::super::gather;
-use super::super::output::Output;
+use super::super::output::{Output, Planned};
 use super::super::shared::Shared;
-use super::{Planned, Tasks};
+use super::Tasks;
 use crate::launch::{BundleRows, Promise, Work};
 use crate::memory::Memory;
 

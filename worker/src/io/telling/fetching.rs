@@ -10,9 +10,9 @@ use cadre_protocol::{Nanos, Peer};
 use cadre_step::envelope::Said;
 use cadre_step::words::Body;
 
-use super::encoded::decoded;
 use super::fetches::{Fetch, State};
-use super::{Error, MAX_WORD_BYTES, Read, Unread, key};
+use super::{Error, MAX_WORD_BYTES, key};
+use crate::io::encoded::{Read, Unread, decoded};
 use crate::io::exchange::Exchange;
 use crate::io::output::Output;
 use crate::io::shared::Shared;

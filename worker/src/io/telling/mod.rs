@@ -15,7 +15,6 @@
 //! Invariant: nothing that a peer says is believed before its length and digest are what the word says, and no more than one
 //! word of a peer is pulled or read at a time, so that those behind it wait for it.
 
-mod encoded;
 mod fetches;
 mod fetching;
 
@@ -27,12 +26,11 @@ use cadre_step::envelope::{Envelope, Said};
 use cadre_step::words::{Body, Due, Heard, Life, MAX_RIDING_BYTES, Owed, Published, Stream};
 
 use self::fetches::Fetches;
+use super::encoded::{Encoded, ReadError};
 use super::exchange::Exchange;
 use super::output::Output;
 use super::shared::Shared;
 use crate::memory::Place as _;
-
-pub use self::encoded::{Encoded, Read, Unread};
 
 /// Longest word. A header takes some 12 bytes a document.
 const MAX_WORD_BYTES: u64 = 256 << 20;
@@ -40,24 +38,9 @@ const MAX_WORD_BYTES: u64 = 256 << 20;
 /// Why what a peer says cannot be taken: the job ends with it.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// No word.
-    #[error("{from} says something unreadable: {source}; run one version everywhere")]
-    Unreadable {
-        /// Who.
-        from: Peer,
-        /// What is wrong.
-        source: postcard::Error,
-    },
-    /// Other bytes than it published.
-    #[error(
-        "{bytes} bytes that {from} has published came with another digest; look for bad memory or a bad network there"
-    )]
-    Digest {
-        /// Who.
-        from: Peer,
-        /// How many.
-        bytes: u64,
-    },
+    /// Its bytes are no word.
+    #[error(transparent)]
+    Read(#[from] ReadError),
     /// Longer than any word.
     #[error(
         "{from} says {bytes} bytes at once, more than {MAX_WORD_BYTES}; give a step fewer documents"

@@ -14,6 +14,7 @@ use cadre_step::envelope::{Lengths, NanoLengths};
 use super::fetches::State;
 use super::*;
 use crate::io::clock::Clock;
+use crate::io::encoded::{Read, Unread};
 use crate::io::shared::peer_of;
 use crate::trace::Tracer;
 
@@ -181,7 +182,7 @@ fn a_long_word_is_looked_into_by_another_thread_and_those_behind_it_wait() {
     let (from, reading) = (unread.from, unread.reading);
     let parts = unread.parts.clone();
     let refused = unread.read();
-    assert!(matches!(refused.said, Err(Error::Digest { .. })));
+    assert!(matches!(refused.said, Err(ReadError::Digest { .. })));
     for _ in 0..20 {
         conductor.turn();
         trainer.turn();

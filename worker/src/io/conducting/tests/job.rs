@@ -16,7 +16,8 @@ use super::super::*;
 use super::lengths;
 use crate::io::Request;
 use crate::io::clock::Clock;
-use crate::io::planning::{self, Ready, Reassign, Wanted};
+use crate::io::plan_thread;
+use crate::io::planning::{Ready, Reassign, Wanted};
 use crate::trace::Tracer;
 
 /// A conductor of two trainers with in-place servers, at a time that the test counts.
@@ -182,7 +183,7 @@ impl Job {
     pub(super) fn make(&mut self) {
         self.take();
         if let Some(wanted @ Wanted::Making(_)) = self.plan.take() {
-            let Request::Made(made) = planning::done(wanted) else { unreachable!() };
+            let Request::Made(made) = plan_thread::done(wanted) else { unreachable!() };
             self.conducting.made(&mut self.shared, *made);
         }
     }
@@ -192,7 +193,7 @@ impl Job {
         loop {
             self.take();
             let Some(wanted) = self.plan.take() else { return false };
-            match planning::done(wanted) {
+            match plan_thread::done(wanted) {
                 Request::Made(made) => self.conducting.made(&mut self.shared, *made),
                 Request::Planned(planned) => {
                     self.conducting.planned(&mut self.shared, *planned);

@@ -11,8 +11,30 @@ use cadre_step::envelope::Said;
 use cadre_step::words::{MAX_RIDING_BYTES, Published};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
-use super::Error;
 use crate::memory;
+
+/// Why the bytes of a word cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// No word.
+    #[error("{from} says something unreadable: {source}; run one version everywhere")]
+    Unreadable {
+        /// Who.
+        from: Peer,
+        /// What is wrong.
+        source: postcard::Error,
+    },
+    /// Other bytes than it published.
+    #[error(
+        "{bytes} bytes that {from} has published came with another digest; look for bad memory or a bad network there"
+    )]
+    Digest {
+        /// Who.
+        from: Peer,
+        /// How many.
+        bytes: u64,
+    },
+}
 
 /// What is said, as bytes.
 #[derive(Clone, Debug)]
@@ -61,7 +83,7 @@ pub struct Unread {
 pub struct Read {
     pub(super) from: Peer,
     pub(super) reading: u64,
-    pub(super) said: Result<Said, Error>,
+    pub(super) said: Result<Said, ReadError>,
 }
 
 impl Unread {
@@ -79,7 +101,7 @@ impl Unread {
                 _ => decoded(from, &parts.concat()),
             }
         } else {
-            Err(Error::Digest { from, bytes: word.bytes })
+            Err(ReadError::Digest { from, bytes: word.bytes })
         };
         Read { from, reading, said }
     }
@@ -93,6 +115,6 @@ impl Read {
 }
 
 /// What the bytes of a word say.
-pub(super) fn decoded(from: Peer, bytes: &[u8]) -> Result<Said, Error> {
-    postcard::from_bytes(bytes).map_err(|source| Error::Unreadable { from, source })
+pub(super) fn decoded(from: Peer, bytes: &[u8]) -> Result<Said, ReadError> {
+    postcard::from_bytes(bytes).map_err(|source| ReadError::Unreadable { from, source })
 }
