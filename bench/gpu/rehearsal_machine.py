@@ -69,7 +69,9 @@ class Machine(rehearsal.Play):
         came = self.play(CAPABILITY="80")
         summary = self.summary(came)
         self.assertEqual(came.content["kernels"], {GOOD: "right", BAD: "right"})
-        self.assertIn("not run: forms: poll: a form of the kernels for Hopper; this GPU runs the portable ones", summary)
+        self.assertIn(
+            "not run: forms: poll: a form of the kernels for Hopper; this GPU runs the portable ones", summary
+        )
         self.assertEqual({it["form"] for it in came.content["forms"]}, {"as built"})
         # No PyTorch is there.
         self.assertEqual((came.code, summary.count("FAILED")), (1, 1))
