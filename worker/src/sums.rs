@@ -68,7 +68,8 @@ impl<M: Memory> Sums<M> {
         values: Values<M>,
     ) -> Result<(), device::Error> {
         let document = nano.plan.bundles()[bundle.0 as usize].document;
-        let due = self.due.get(&document).is_some_and(|it| it.contains(&bundle));
+        // They ascend.
+        let due = self.due.get(&document).is_some_and(|it| it.binary_search(&bundle).is_ok());
         assert!(due && self.waiting.insert(bundle, values).is_none(), "each part comes once");
         while let Some(&next) = self.due.get(&document).and_then(VecDeque::front)
             && let Some(values) = self.waiting.remove(&next)

@@ -6,8 +6,10 @@
 //! is late. A silent server is lost at its deadline. The job ends if a trainer refuses links for as long.
 //! A refusal takes at most a heartbeat: a link that breaks later had been opened, and that is a new break.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Bound;
 
+use super::rounds::Live;
 use super::{Command, Conductor};
 use crate::{At, End, Filler, Message, Nanos, Peer, ServerId, TrainerId};
 
@@ -97,7 +99,9 @@ impl Conductor {
     }
 
     pub(super) fn is_replaced(&self, server: ServerId) -> bool {
-        self.servers.keys().any(|it| it.index == server.index && *it > server)
+        // Servers of one index are side by side, the newest last.
+        let last = ServerId { incarnation: u32::MAX, ..server };
+        self.servers.range((Bound::Excluded(server), Bound::Included(last))).next().is_some()
     }
 
     /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence from before the
@@ -174,11 +178,9 @@ impl Conductor {
 
     /// Stops watching servers that no view and no live step names, nor a round that is only proposed yet.
     pub(super) fn forget_servers(&mut self) {
-        let (view, live) = (&self.view, &self.live);
-        self.servers.retain(|&id, _| {
-            let filler = Some(Filler::Server(id));
-            view.contains(&filler) || live.values().any(|it| it.newest().contains(&filler))
-        });
+        let live = self.live.values().flat_map(Live::newest);
+        let named: BTreeSet<_> = self.view.iter().chain(live).flatten().copied().collect();
+        self.servers.retain(|&id, _| named.contains(&Filler::Server(id)));
     }
 
     pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {

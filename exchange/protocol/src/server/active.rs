@@ -4,12 +4,14 @@
 //! ([`super::work`]).
 //!
 //! Invariant: an input is freed when the last work that reads it runs no more, and no work is lost: each is waiting, ready, done or
-//! freed.
+//! freed. States change in [`Active::set_input`] and [`Active::set_unit`] alone, which count them: nobody walks over a bundle to
+//! learn whether it is over.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::Command;
+use super::listed::Listed;
 use super::room::Room;
 use crate::{At, Bundle, Parcel, Shape, TrainerId, Work};
 
@@ -21,12 +23,20 @@ pub(super) struct Active {
     pub(super) shape: Arc<Shape>,
     pub(super) room: Room,
     pub(super) bytes: u64,
-    /// In the order of the shape.
-    pub(super) inputs: Vec<Input>,
+    /// Bytes of all rows.
+    pub(super) rows: u64,
+    inputs: Listed<Input>,
     /// Of them, those that have not come.
     pub(super) absent: usize,
-    /// In the order of the shape.
-    pub(super) works: Vec<Unit>,
+    works: Listed<Unit>,
+    /// Of them, those that have not run and are not cancelled.
+    unrun: usize,
+    /// Inputs and works that are not freed.
+    unfreed: usize,
+    /// Works that wait for no row and are not ready, and the parcels that they read with their bytes.
+    pub(super) runnable: BTreeSet<Work>,
+    reads: BTreeSet<Parcel>,
+    pub(super) read_bytes: u64,
     /// Ready ahead of the bundle, on a copy of their rows.
     pub(super) ahead: BTreeSet<Work>,
     /// Bytes of the newest such copy.
@@ -34,9 +44,9 @@ pub(super) struct Active {
 }
 
 #[derive(Debug)]
-pub(super) struct Input {
-    pub(super) parcel: Parcel,
-    pub(super) state: InputState,
+struct Input {
+    parcel: Parcel,
+    state: InputState,
     /// Work that has not run and is not cancelled.
     users: usize,
 }
@@ -50,19 +60,19 @@ pub(super) enum InputState {
 }
 
 #[derive(Debug)]
-pub(super) struct Unit {
-    pub(super) work: Work,
+struct Unit {
+    work: Work,
     /// Parcels that are not here yet.
-    pub(super) missing: usize,
-    pub(super) state: UnitState,
+    missing: usize,
+    state: UnitState,
 }
 
-#[derive(Debug, Eq, PartialEq)]
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum UnitState {
     Waiting,
     Ready,
-    /// Ran; these readers have not acknowledged.
-    Done(BTreeSet<TrainerId>),
+    /// Ran; so many readers have not acknowledged.
+    Done(usize),
     Freed,
 }
 
@@ -75,21 +85,88 @@ impl Active {
         };
         let unit =
             |&work| Unit { work, missing: shape.work(work).needs.len(), state: UnitState::Waiting };
-        let inputs = parts.parcels.iter().map(input).collect();
-        let works = parts.works.iter().map(unit).collect();
-        let (bytes, absent) = (parts.bytes, parts.parcels.len());
-        let (ahead, copied) = (BTreeSet::new(), 0);
-        Self { shape, room, bytes, inputs, absent, works, ahead, copied }
+        let needs_nothing = |it: &&Work| shape.work(**it).needs.is_empty();
+        let (bytes, absent, unrun) = (parts.bytes, parts.parcels.len(), parts.works.len());
+        Self {
+            room,
+            bytes,
+            rows: parts.parcels.iter().map(|it| shape.parcel(*it).bytes).sum(),
+            inputs: parts.parcels.iter().map(input).collect(),
+            absent,
+            works: parts.works.iter().map(unit).collect(),
+            unrun,
+            unfreed: absent + unrun,
+            runnable: parts.works.iter().filter(needs_nothing).copied().collect(),
+            reads: BTreeSet::new(),
+            read_bytes: 0,
+            ahead: BTreeSet::new(),
+            copied: 0,
+            shape,
+        }
     }
 
-    pub(super) fn input(&mut self, parcel: Parcel) -> &mut Input {
-        let index = self.inputs.binary_search_by_key(&parcel, |it| it.parcel);
-        &mut self.inputs[index.expect("a bundle is asked for its own parcels only")]
+    fn input(&mut self, parcel: Parcel) -> &mut Input {
+        let input = self.inputs.find(&parcel, |it| it.parcel);
+        input.expect("a bundle is asked for its own parcels only")
     }
 
-    pub(super) fn unit(&mut self, work: Work) -> &mut Unit {
-        let index = self.works.binary_search_by_key(&work, |it| it.work);
-        &mut self.works[index.expect("a bundle is asked for its own work only")]
+    fn unit(&mut self, work: Work) -> &mut Unit {
+        self.works.find(&work, |it| it.work).expect("a bundle is asked for its own work only")
+    }
+
+    pub(super) fn input_state(&mut self, parcel: Parcel) -> InputState {
+        self.input(parcel).state
+    }
+
+    pub(super) fn unit_state(&mut self, work: Work) -> UnitState {
+        self.unit(work).state
+    }
+
+    /// Nothing that is freed changes any more.
+    pub(super) fn set_input(&mut self, parcel: Parcel, state: InputState) {
+        self.input(parcel).state = state;
+        self.unfreed -= usize::from(state == InputState::Freed);
+    }
+
+    /// Nothing that is freed changes any more.
+    pub(super) fn set_unit(&mut self, work: Work, state: UnitState) {
+        let runs = |it| matches!(it, UnitState::Waiting | UnitState::Ready);
+        let before = std::mem::replace(&mut self.unit(work).state, state);
+        self.unrun -= usize::from(runs(before) && !runs(state));
+        self.unfreed -= usize::from(state == UnitState::Freed);
+        if before == UnitState::Waiting {
+            self.runnable.remove(&work);
+        }
+    }
+
+    /// A parcel is here: works that waited for it alone wait for no row now.
+    pub(super) fn comes(&mut self, parcel: Parcel) {
+        self.set_input(parcel, InputState::Here);
+        self.absent -= 1;
+        let shape = Arc::clone(&self.shape);
+        for &work in shape.users(parcel) {
+            let unit = self.unit(work);
+            unit.missing -= 1;
+            if unit.missing > 0 || unit.state != UnitState::Waiting {
+                continue;
+            }
+            self.runnable.insert(work);
+            for &need in shape.work(work).needs {
+                let is_new = self.reads.insert(need);
+                self.read_bytes += if is_new { shape.parcel(need).bytes } else { 0 };
+            }
+        }
+    }
+
+    /// Works that wait for no row are ready now.
+    pub(super) fn take_runnable(&mut self) -> Vec<Work> {
+        self.reads.clear();
+        self.read_bytes = 0;
+        let works: Vec<_> = std::mem::take(&mut self.runnable).into_iter().collect();
+        for &work in &works {
+            self.set_unit(work, UnitState::Ready);
+        }
+        works
     }
 
     /// A work runs no more: its inputs lose a user, and those that have none are freed.
@@ -99,14 +176,14 @@ impl Active {
             let input = self.input(parcel);
             input.users -= 1;
             if input.users == 0 && input.state == InputState::Here {
-                input.state = InputState::Freed;
+                self.set_input(parcel, InputState::Freed);
                 out.push(Command::FreeInput { at, parcel });
             }
         }
     }
 
     pub(super) fn unfinished(&self) -> bool {
-        self.works.iter().any(|it| matches!(it.state, UnitState::Waiting | UnitState::Ready))
+        self.unrun > 0
     }
 
     /// Whose rows a parcel is.
@@ -120,14 +197,7 @@ impl Active {
         self.inputs.iter().filter(absent).map(|it| self.source(it.parcel))
     }
 
-    pub(super) fn owed_to(&self, trainer: TrainerId) -> bool {
-        self.works
-            .iter()
-            .any(|it| matches!(&it.state, UnitState::Done(left) if left.contains(&trainer)))
-    }
-
     pub(super) fn over(&self) -> bool {
-        self.inputs.iter().all(|it| it.state == InputState::Freed)
-            && self.works.iter().all(|it| it.state == UnitState::Freed)
+        self.unfreed == 0
     }
 }

@@ -15,52 +15,27 @@
 //! Guarantees: copies are of one bundle at a time, and they keep nobody waiting for long: the works that read them wait
 //! for nobody, and when the last of them ran the room is free.
 
-use std::collections::BTreeSet;
 use std::ops::Bound;
 
-use super::active::{Active, Key, Unit, UnitState};
+use super::active::{Active, Key};
 use super::room::Room;
 use super::{Command, Host, Server};
-use crate::{Filler, Parcel, Work};
-
-impl Unit {
-    /// Whether it waits for no row.
-    fn is_runnable(&self) -> bool {
-        self.missing == 0 && self.state == UnitState::Waiting
-    }
-}
-
-impl Active {
-    /// Works that need no row more, and the bytes of the rows that they need.
-    fn runnable(&self) -> (Vec<Work>, u64) {
-        let runnable = self.works.iter().filter(|it| it.is_runnable()).map(|it| it.work);
-        let works: Vec<Work> = runnable.collect();
-        let needs = works.iter().flat_map(|&it| self.shape.work(it).needs);
-        let parcels: BTreeSet<Parcel> = needs.copied().collect();
-        (works, parcels.into_iter().map(|it| self.shape.parcel(it).bytes).sum())
-    }
-
-    /// Bytes of all rows.
-    fn input_bytes(&self) -> u64 {
-        self.inputs.iter().map(|it| self.shape.parcel(it.parcel).bytes).sum()
-    }
-}
+use crate::{Filler, Work};
 
 impl Server {
     /// All works of a bundle are ready when all its rows are here; before that, some may run ahead of it.
     pub(super) fn make_ready(&mut self, key: Key, out: &mut Vec<Command>) {
         let active = self.active.get_mut(&key).expect("only active bundles become ready");
         if active.absent > 0 {
-            if active.works.iter().any(Unit::is_runnable) {
+            if !active.runnable.is_empty() {
                 self.ahead.insert(key);
             }
             return;
         }
         self.ahead.remove(&key);
-        for unit in active.works.iter_mut().filter(|it| it.is_runnable()) {
-            unit.state = UnitState::Ready;
+        for work in active.take_runnable() {
             self.ready += 1;
-            out.push(Command::Ready { at: key.0, work: unit.work });
+            out.push(Command::Ready { at: key.0, work });
         }
     }
 
@@ -78,25 +53,23 @@ impl Server {
                 continue;
             }
             // Most of what waits does so for room: that is looked at first.
-            if !self.rooms.may_lend(key.0, active.input_bytes()) {
+            if !self.rooms.may_lend(key.0, active.rows) {
                 continue;
             }
             let active = self.active.get_mut(&key).expect("bundles that are partly here have room");
-            let (works, bytes) = active.runnable();
-            if works.is_empty() || bytes < 2 * active.copied {
+            let bytes = active.read_bytes;
+            if active.runnable.is_empty() || bytes < 2 * active.copied {
                 // Until more of it is here.
                 self.ahead.remove(&key);
                 continue;
             }
-            let room = active.input_bytes();
+            let room = active.rows;
             if self.rooms.lend(key.0, room).is_none() {
                 continue;
             }
             active.copied = bytes;
+            let works = active.take_runnable();
             active.ahead.extend(&works);
-            for unit in active.works.iter_mut().filter(|it| it.is_runnable()) {
-                unit.state = UnitState::Ready;
-            }
             self.ready += works.len();
             self.ahead.remove(&key);
             out.push(Command::Ahead { at: key.0, works });
@@ -120,7 +93,7 @@ impl Server {
     pub(super) fn ran_ahead(&mut self, key: Key, work: Work) {
         let active = self.active.get_mut(&key).expect("a bundle outlives its works");
         if active.ahead.remove(&work) && active.ahead.is_empty() {
-            let room = active.input_bytes();
+            let room = active.rows;
             self.rooms.free(key.0, Room::Reserve, room);
         }
     }
@@ -133,7 +106,7 @@ mod tests {
     use super::*;
     use crate::server::Event;
     use crate::{
-        Acks, At, Bundle, BundleShape, Message, Nanos, ParcelShape, Peer, PullId, Round,
+        Acks, At, Bundle, BundleShape, Message, Nanos, Parcel, ParcelShape, Peer, PullId, Round,
         RoundTable, ServerId, Settings, Shape, Slot, Step, TrainerId, WorkShape,
     };
 

@@ -18,7 +18,10 @@
 mod active;
 mod ahead;
 mod beats;
+mod early;
 mod events;
+mod listed;
+mod owed;
 mod reach;
 mod room;
 mod share;
@@ -29,7 +32,9 @@ use std::sync::Arc;
 
 use self::active::{Active, Key};
 use self::beats::Leaves;
+use self::early::Early;
 pub use self::events::{Command, Event, Host};
+use self::owed::Owed;
 use self::room::Rooms;
 use crate::step::Live;
 use crate::{
@@ -65,8 +70,8 @@ pub struct Server {
     next_pull: u64,
     /// Phases whose rows are readable, by trainer; none is passed.
     rung: BTreeSet<(At, TrainerId)>,
-    /// Doorbells for steps that have not begun here, with their digests.
-    early: BTreeMap<TrainerId, BTreeMap<At, u64>>,
+    early: Early,
+    owed: Owed,
     /// Everything up to here is whole at the trainer.
     through: BTreeMap<TrainerId, At>,
     /// When to say again what a trainer may have missed.
@@ -97,7 +102,8 @@ impl Server {
             unreached: BTreeMap::new(),
             next_pull: 0,
             rung: BTreeSet::new(),
-            early: BTreeMap::new(),
+            early: Early::default(),
+            owed: Owed::default(),
             through: BTreeMap::new(),
             announce: BTreeMap::new(),
             watermark: None,
@@ -186,22 +192,15 @@ impl Server {
         if let Err(end) = self.take(&step, None, &table) {
             return self.end(end, out);
         }
-        for (&from, early) in &mut self.early {
-            let rest = early.split_off(&At::new(number + 1, 0));
-            let mut mine = std::mem::replace(early, rest);
-            let older = mine.split_off(&At::new(number, 0));
-            early.append(&mut mine);
-            for (at, theirs) in older {
-                if !step.has(at.phase) || from.0 >= step.trainers() {
-                    continue;
-                }
-                if theirs != step.digest() {
-                    self.ended = true;
-                    let ours = step.digest();
-                    return out.push(Command::End(End::Digest { from, ours, theirs }));
-                }
-                self.rung.insert((at, from));
+        for (at, from, theirs) in self.early.take(number) {
+            if !step.has(at.phase) || from.0 >= step.trainers() {
+                continue;
             }
+            if theirs != step.digest() {
+                let ours = step.digest();
+                return self.end(End::Digest { from, ours, theirs }, out);
+            }
+            self.rung.insert((at, from));
         }
         self.steps.insert(number, Live { step, table });
         self.beat_at = now;
@@ -256,9 +255,7 @@ impl Server {
             return self.answer(from, at, out);
         }
         let Some(live) = self.steps.get(&at.step) else {
-            let early = self.early.entry(from).or_default();
-            let known = early.insert(at, theirs).is_some();
-            let count = early.len();
+            let (known, count) = self.early.insert(from, at, theirs);
             if count > 4 * self.settings.window {
                 self.end(End::Flooded { from, count }, out);
             } else if known {
@@ -293,23 +290,16 @@ impl Server {
     }
 
     fn acked(&mut self, from: TrainerId, acks: Acks, out: &mut Vec<Command>) {
-        if let Some(at) = acks.through
-            && self.through.get(&from).is_none_or(|it| *it < at)
-        {
-            self.through.insert(from, at);
-            for key in self.fed_up_to(from, at) {
-                self.acked_bundle(key, from, None, out);
+        let through = acks.through.filter(|it| self.through.get(&from).is_none_or(|old| old < it));
+        if let Some(last) = through {
+            self.through.insert(from, last);
+            let all: Vec<_> = self.owed.to(from, At::new(0, 0)..=last).collect();
+            for (at, work) in all {
+                self.acked_work(from, at, work, out);
             }
         }
         for (at, work) in acks.works {
-            let Some(live) = self.steps.get(&at.step).filter(|it| it.step.has(at.phase)) else {
-                continue;
-            };
-            let shape = live.step.shape(at.phase);
-            if shape.has_work(work) {
-                let bundle = shape.work(work).bundle;
-                self.acked_bundle((at, bundle), from, Some(work), out);
-            }
+            self.acked_work(from, at, work, out);
         }
     }
 
@@ -338,8 +328,9 @@ impl Server {
         if peer == Peer::CONDUCTOR && now.since(self.heard) < self.settings.suspect_after {
             self.beat_at = self.beat_at.min(again);
         }
+        let all = At::new(0, 0)..=At::new(u64::MAX, u32::MAX);
         if let Peer::Trainer(trainer) = peer
-            && self.active.values().any(|it| it.owed_to(trainer))
+            && self.owed.to(trainer, all).next().is_some()
         {
             self.announce.entry(trainer).or_insert(again);
         }

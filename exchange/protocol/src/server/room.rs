@@ -250,12 +250,16 @@ impl Rooms {
     pub(super) fn pass(&mut self, at: At) {
         self.look_again();
         self.passed = self.passed.max(Some(at));
-        self.planned.retain(|it, _| *it > at);
+        while self.planned.first_key_value().is_some_and(|it| *it.0 <= at) {
+            self.planned.pop_first();
+        }
         // Phases get room in their order.
         while let Some((phase, _, bytes)) = self.admitted.pop_front_if(|it| it.0 <= at) {
             self.free(phase, Room::Planned, bytes);
         }
-        self.moved.retain(|it| it.0 > at);
+        while self.moved.first().is_some_and(|it| it.0 <= at) {
+            self.moved.pop_first();
+        }
     }
 
     /// Forgets a step that is over and holds nothing.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::*;
 use crate::{
-    BundleShape, Filler, ParcelShape, PullFailure, Round, ServerId, Shape, Slot, WorkShape,
+    BundleShape, Filler, ParcelShape, PullFailure, Round, ServerId, Shape, Slot, Work, WorkShape,
 };
 
 const SERVERS: [ServerId; 2] =
@@ -106,6 +106,88 @@ fn bundles_that_move_become_active_slice_by_slice() {
     }
     assert_eq!((begun.len(), all.len()), (0, bundles as usize), "each is pulled once");
     assert_ne!(server.next_deadline(), Some(Nanos(0)), "nothing is left");
+}
+
+/// A document over many trainers: a parcel of each, and works that read two of them and have results for both.
+#[test]
+fn no_event_looks_at_parts_of_a_bundle_that_it_does_not_touch() {
+    const PARTS: u32 = 300;
+    let parts = |it| [it, (it + 1) % PARTS];
+    let parcel = |it| ParcelShape { bundle: Bundle(0), from: TrainerId(it as u16), bytes: 8 };
+    let work = |it| WorkShape {
+        bundle: Bundle(0),
+        needs: parts(it).map(Parcel).to_vec(),
+        results: parts(it).map(|it| (TrainerId(it as u16), 8)).to_vec(),
+    };
+    let (works, parcels) = ((0..PARTS).map(work).collect(), (0..PARTS).map(parcel).collect());
+    let shape = Shape::new(vec![BundleShape { slot: Slot(1) }], works, parcels).unwrap();
+    let first = table(0, SERVERS.map(|it| Some(Filler::Server(it))), 1, 1);
+    let shapes = vec![Arc::new(shape)];
+    let step = Step::new(PARTS as u16, 7, shapes, vec![0, 0], first).unwrap();
+    let settings = Settings::default();
+    let mut server = Server::new(Host::Dedicated(SERVERS[1]), u64::MAX, settings, Nanos(0));
+    let mut events = std::collections::VecDeque::from([Event::Begin(Arc::new(step))]);
+    let ring = |it: u32, at, acks| {
+        let message = Message::Doorbell { at, round: Round(0), acks, digest: 7 };
+        Event::Message { from: Peer::Trainer(TrainerId(it as u16)), message }
+    };
+    events.extend((0..PARTS).map(|it| ring(it, AT, Acks::default())));
+    events.extend([Event::Tick, Event::Tick]);
+    let (mut counts, mut looked, freed) = (Vec::new(), 0, std::cell::Cell::new(0));
+    let mut handle = |server: &mut Server, event: Event| {
+        let name: String = format!("{event:?}").chars().take(120).collect();
+        let mut commands = Vec::new();
+        listed::looks();
+        server.handle(Nanos(0), event, &mut commands);
+        let looks = listed::looks();
+        looked += looks;
+        counts.push((looks, name));
+        let frees = |it: &&Command| matches!(it, Command::FreeResult { .. });
+        freed.set(freed.get() + commands.iter().filter(frees).count());
+        commands
+    };
+    let mut work_left = PARTS;
+    while let Some(event) = events.pop_front() {
+        for command in handle(&mut server, event) {
+            match command {
+                Command::Pull { pull, .. } => {
+                    events.push_back(Event::Pulled { pull, result: Ok(0) });
+                }
+                Command::Ready { at, work } => {
+                    events.push_back(Event::Ran { at, works: vec![work] });
+                    work_left -= 1;
+                }
+                Command::Ahead { at, works } => {
+                    work_left -= works.len() as u32;
+                    events.extend(works.into_iter().map(|it| Event::Ran { at, works: vec![it] }));
+                }
+                _ => {}
+            }
+        }
+    }
+    assert_eq!((work_left, freed.get()), (0, 0), "all ran, nobody has a result");
+    // A link breaks, some results are acknowledged one by one, the others with the doorbells of the next phase.
+    handle(&mut server, Event::Closed(Peer::Trainer(TrainerId(7))));
+    for it in 0..PARTS / 2 {
+        let acks = Acks { through: None, works: vec![(AT, Work(it))] };
+        for reader in parts(it) {
+            let from = Peer::Trainer(TrainerId(reader as u16));
+            let message = Message::Ack { acks: acks.clone() };
+            handle(&mut server, Event::Message { from, message });
+        }
+    }
+    for it in 0..PARTS {
+        let acks = Acks { through: Some(AT), works: Vec::new() };
+        handle(&mut server, ring(it, At::new(0, 1), acks));
+    }
+    assert_eq!(freed.get(), PARTS as usize, "everybody has all results");
+    assert!(server.active.keys().all(|it| it.0 > AT), "nothing of the phase is left");
+    // Once, when it gets room, all of a bundle is looked at, and once more when all of it is ready.
+    counts.sort();
+    let (rest, most) = counts.split_at(counts.len() - 4);
+    let last = rest.last().unwrap();
+    assert!(last.0 <= 16, "{last:?}, after {most:?}");
+    assert!(looked <= 30 * PARTS as usize, "{looked} looks for {PARTS} parcels and works");
 }
 
 #[test]

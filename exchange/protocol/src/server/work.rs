@@ -1,6 +1,6 @@
 //! Bundles that have room: their pulls, their work, their results.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::ops::{Bound, RangeInclusive};
 use std::sync::Arc;
 
@@ -14,10 +14,8 @@ use crate::{
 impl Server {
     pub(super) fn activate(&mut self, now: Nanos, key: Key, room: Room, out: &mut Vec<Command>) {
         let shape = Arc::clone(self.steps[&key.0.step].step.shape(key.0.phase));
-        let active = Active::new(shape, key.1, room);
-        let absent: Vec<_> = active.inputs.iter().map(|it| it.parcel).collect();
-        self.active.insert(key, active);
-        for parcel in absent {
+        self.active.insert(key, Active::new(Arc::clone(&shape), key.1, room));
+        for &parcel in shape.parts(key.1).parcels {
             self.pull_parcel(now, key, parcel, out);
         }
         self.make_ready(key, out);
@@ -37,24 +35,6 @@ impl Server {
         }
     }
 
-    /// Bundles of a phase that have room here and need a trainer's rows; so all whose results it may want.
-    fn fed_by(&self, trainer: TrainerId, at: At) -> impl Iterator<Item = Key> {
-        let bundles = self.steps[&at.step].step.shape(at.phase).feeds(trainer).iter();
-        bundles.map(move |it| (at, *it)).filter(|it| self.active.contains_key(it))
-    }
-
-    /// Bundles up to a phase that have room here and need a trainer's rows.
-    pub(super) fn fed_up_to(&self, trainer: TrainerId, last: At) -> Vec<Key> {
-        let mut keys = Vec::new();
-        let mut next = self.active.first_key_value().map(|it| it.0.0);
-        while let Some(at) = next.filter(|it| *it <= last) {
-            keys.extend(self.fed_by(trainer, at));
-            let later = (Bound::Excluded((at, Bundle(u32::MAX))), Bound::Unbounded);
-            next = self.active.range(later).next().map(|it| it.0.0);
-        }
-        keys
-    }
-
     /// Pulls a parcel, if it is absent and readable.
     pub(super) fn pull_parcel(
         &mut self,
@@ -66,8 +46,8 @@ impl Server {
         let at = key.0;
         let Some(active) = self.active.get_mut(&key) else { return };
         let peer = active.shape.parcel(parcel).from;
-        let input = active.input(parcel);
-        if input.state != InputState::Absent || !self.rung.contains(&(at, peer)) {
+        let absent = active.input_state(parcel) == InputState::Absent;
+        if !absent || !self.rung.contains(&(at, peer)) {
             return;
         }
         if self.slices[0] == 0 {
@@ -75,7 +55,7 @@ impl Server {
             return;
         }
         self.slices[0] -= 1;
-        input.state = InputState::Pulling;
+        active.set_input(parcel, InputState::Pulling);
         let pull = PullId(self.next_pull);
         self.next_pull += 1;
         self.pulls.insert(pull, (at, key.1, parcel));
@@ -97,27 +77,21 @@ impl Server {
         let refused = passed && self.settings.rules.pull_checks_watermark;
         let active = self.active.get_mut(&key).expect("a bundle outlives its pulls");
         let from = active.source(parcel);
-        let input = active.input(parcel);
         let same = |found| found == 0 || !self.settings.rules.pull_checks_incarnation;
         match result {
             Ok(found) if !refused && same(found) => {
-                input.state = InputState::Here;
-                active.absent -= 1;
                 out.push(Command::Accept { pull, at, parcel });
-                let shape = Arc::clone(&active.shape);
-                for &work in shape.users(parcel) {
-                    active.unit(work).missing -= 1;
-                }
+                active.comes(parcel);
                 self.make_ready(key, out);
             }
             Ok(_) | Err(_) => {
                 out.push(Command::Discard { pull });
                 if passed {
-                    input.state = InputState::Freed;
+                    active.set_input(parcel, InputState::Freed);
                     self.settle(key, out);
                     return;
                 }
-                input.state = InputState::Absent;
+                active.set_input(parcel, InputState::Absent);
                 let again = now.after(self.settings.retry_after);
                 self.retries.insert((again, at, bundle, parcel));
                 if result == Err(PullFailure::Deadline) {
@@ -137,18 +111,19 @@ impl Server {
             active.leave(at, work, out);
             let readers = active.shape.work(work).results.iter().map(|it| it.0);
             let has = |it: &TrainerId| self.through.get(it).is_some_and(|it| *it >= at);
-            let left: BTreeSet<_> = readers.filter(|it| !passed && !has(it)).collect();
+            let left: Vec<_> = readers.filter(|it| !passed && !has(it)).collect();
             for &reader in &left {
                 news.entry(reader).or_default().push(work);
+                self.owed.owe(reader, at, work);
             }
-            let unit = active.unit(work);
-            assert!(unit.state == UnitState::Ready, "only work made ready runs, and once");
-            unit.state = if left.is_empty() {
+            let ready = active.unit_state(work) == UnitState::Ready;
+            assert!(ready, "only work made ready runs, and once");
+            if left.is_empty() {
+                active.set_unit(work, UnitState::Freed);
                 out.push(Command::FreeResult { at, work });
-                UnitState::Freed
             } else {
-                UnitState::Done(left)
-            };
+                active.set_unit(work, UnitState::Done(left.len()));
+            }
             self.ready -= 1;
             self.ran_ahead(key, work);
             self.settle(key, out);
@@ -159,28 +134,25 @@ impl Server {
         }
     }
 
-    /// `from` has the results of one work of a bundle, or of all.
-    pub(super) fn acked_bundle(
+    /// `from` has the results of a work that it was owed.
+    pub(super) fn acked_work(
         &mut self,
-        key: Key,
         from: TrainerId,
-        only: Option<Work>,
+        at: At,
+        work: Work,
         out: &mut Vec<Command>,
     ) {
-        let Some(active) = self.active.get_mut(&key) else { return };
-        let units = match only {
-            Some(work) => std::slice::from_mut(active.unit(work)),
-            None => &mut active.works,
-        };
-        for unit in units {
-            if let UnitState::Done(left) = &mut unit.state
-                && left.remove(&from)
-                && left.is_empty()
-            {
-                unit.state = UnitState::Freed;
-                out.push(Command::FreeResult { at: key.0, work: unit.work });
-            }
+        if !self.owed.settle(from, at, work) {
+            return;
         }
+        let key = (at, self.steps[&at.step].step.shape(at.phase).work(work).bundle);
+        let active = self.active.get_mut(&key).expect("a bundle outlives its results");
+        let UnitState::Done(left) = active.unit_state(work) else { return };
+        if left > 1 {
+            return active.set_unit(work, UnitState::Done(left - 1));
+        }
+        active.set_unit(work, UnitState::Freed);
+        out.push(Command::FreeResult { at, work });
         self.settle(key, out);
     }
 
@@ -192,13 +164,8 @@ impl Server {
         out: &mut Vec<Command>,
     ) {
         let mut news: BTreeMap<At, Vec<Work>> = BTreeMap::new();
-        let keys = (*phases.start(), Bundle(0))..=(*phases.end(), Bundle(u32::MAX));
-        for (key, active) in self.active.range(keys) {
-            for unit in &active.works {
-                if matches!(&unit.state, UnitState::Done(left) if left.contains(&trainer)) {
-                    news.entry(key.0).or_default().push(unit.work);
-                }
-            }
+        for (at, work) in self.owed.to(trainer, phases) {
+            news.entry(at).or_default().push(work);
         }
         for (at, works) in news {
             let message = Message::Finished { at, works };
@@ -211,15 +178,20 @@ impl Server {
         if self.watermark >= Some(at) {
             return;
         }
-        self.watermark = Some(at);
+        // What an earlier watermark has passed frees itself when its pulls have ended and its works ran.
+        let before = self
+            .watermark
+            .replace(at)
+            .map_or(Bound::Unbounded, |it| Bound::Excluded((it, Bundle(u32::MAX))));
         self.rooms.pass(at);
-        self.rung.retain(|it| it.0 > at);
-        for early in self.early.values_mut() {
-            early.retain(|it, _| *it > at);
+        while self.rung.first().is_some_and(|it| it.0 <= at) {
+            self.rung.pop_first();
         }
-        self.retries.retain(|it| it.1 > at);
-        self.ahead.retain(|it| it.0 > at);
-        let passed = self.active.range(..=(at, Bundle(u32::MAX)));
+        self.early.pass(at);
+        while self.ahead.first().is_some_and(|it| it.0 <= at) {
+            self.ahead.pop_first();
+        }
+        let passed = self.active.range((before, Bound::Included((at, Bundle(u32::MAX)))));
         let mut cancelled = None;
         for key in passed.map(|it| *it.0).collect::<Vec<_>>() {
             if self.cancel(key, out) && cancelled != Some(key.0) {
@@ -235,26 +207,29 @@ impl Server {
     fn cancel(&mut self, key: Key, out: &mut Vec<Command>) -> bool {
         let at = key.0;
         let active = self.active.get_mut(&key).expect("only active bundles are cancelled");
+        let shape = Arc::clone(&active.shape);
+        let parts = shape.parts(key.1);
         let mut queued = false;
-        for index in 0..active.works.len() {
-            let unit = &mut active.works[index];
-            let work = unit.work;
-            match unit.state {
+        for &work in parts.works {
+            match active.unit_state(work) {
                 UnitState::Waiting => {
-                    unit.state = UnitState::Freed;
+                    active.set_unit(work, UnitState::Freed);
                     active.leave(at, work, out);
                 }
                 UnitState::Done(_) => {
-                    unit.state = UnitState::Freed;
+                    for &(reader, _) in shape.work(work).results {
+                        self.owed.settle(reader, at, work);
+                    }
+                    active.set_unit(work, UnitState::Freed);
                     out.push(Command::FreeResult { at, work });
                 }
                 UnitState::Ready => queued = true,
                 UnitState::Freed => {}
             }
         }
-        for input in &mut active.inputs {
-            if input.state == InputState::Absent {
-                input.state = InputState::Freed;
+        for &parcel in parts.parcels {
+            if active.input_state(parcel) == InputState::Absent {
+                active.set_input(parcel, InputState::Freed);
             }
         }
         queued

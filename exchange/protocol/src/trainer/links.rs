@@ -39,7 +39,7 @@ impl Trainer {
         }
         let open = self.phases.values().any(|it| it.rung.contains(&peer));
         let owed = self.links.get(peer).is_some_and(|it| !it.acks.is_empty());
-        let pulling = self.pulls.values().any(|it| it.peer == peer);
+        let pulling = self.pulls.any_from(peer);
         if !self.links.fills(peer) || !(open || owed || pulling) {
             return;
         }

@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use self::link::Links;
-use self::results::{Outstanding, Want};
+use self::results::{Pulls, Want};
 use crate::step::Live;
 use crate::{
     At, End, Filler, Fillers, Message, Nanos, Peer, PullId, PullResult, Round, RoundTable,
@@ -129,7 +129,7 @@ pub struct Trainer {
     /// Phases that were submitted and not released.
     phases: BTreeMap<At, Open>,
     links: Links,
-    pulls: BTreeMap<PullId, Outstanding>,
+    pulls: Pulls,
     next_pull: u64,
     /// Servers for which the conductor asks, how they are rung, and whether they have not answered since.
     asked: BTreeMap<ServerId, (Message, bool)>,
@@ -162,7 +162,7 @@ impl Trainer {
             steps: BTreeMap::new(),
             phases: BTreeMap::new(),
             links: Links::default(),
-            pulls: BTreeMap::new(),
+            pulls: Pulls::default(),
             next_pull: 0,
             asked: BTreeMap::new(),
             reached: BTreeSet::new(),
@@ -333,7 +333,7 @@ impl Trainer {
         });
         for peer in lost.collect::<Vec<_>>() {
             // Frees the landing places of pulls that may never end.
-            if self.pulls.values().any(|it| it.peer == peer) {
+            if self.pulls.any_from(peer) {
                 out.push(Command::Close(peer));
             }
             self.links.remove(peer);

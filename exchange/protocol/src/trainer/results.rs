@@ -3,6 +3,9 @@
 //! One pull at a time brings a result, whoever announced it; the first that counts wins, and every
 //! other announcer is told that its copy is not wanted.
 
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+
 use super::link::Link;
 use super::{Command, Open, Trainer};
 use crate::{At, Message, Nanos, Peer, PullFailure, PullId, PullResult, Work};
@@ -25,10 +28,40 @@ pub(super) enum State {
 
 /// A pull that has not ended.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Outstanding {
-    pub(super) peer: Peer,
+struct Outstanding {
+    peer: Peer,
     at: At,
     work: Work,
+}
+
+/// All pulls that have not ended; whether some are from a peer is known without a look at them.
+#[derive(Debug, Default)]
+pub(super) struct Pulls {
+    all: BTreeMap<PullId, Outstanding>,
+    from: BTreeMap<Peer, usize>,
+}
+
+impl Pulls {
+    fn insert(&mut self, pull: PullId, it: Outstanding) {
+        *self.from.entry(it.peer).or_default() += 1;
+        self.all.insert(pull, it);
+    }
+
+    fn remove(&mut self, pull: PullId) -> Option<Outstanding> {
+        let it = self.all.remove(&pull)?;
+        if let Entry::Occupied(mut from) = self.from.entry(it.peer) {
+            *from.get_mut() -= 1;
+            if *from.get() == 0 {
+                from.remove();
+            }
+        }
+        Some(it)
+    }
+
+    /// Whether a pull from a peer has not ended.
+    pub(super) fn any_from(&self, peer: Peer) -> bool {
+        self.from.contains_key(&peer)
+    }
 }
 
 impl Trainer {
@@ -87,7 +120,7 @@ impl Trainer {
         (pull, result): (PullId, PullResult),
         out: &mut Vec<Command>,
     ) {
-        let Some(Outstanding { peer, at, work }) = self.pulls.remove(&pull) else { return };
+        let Some(Outstanding { peer, at, work }) = self.pulls.remove(pull) else { return };
         let wanted = self.phases.get_mut(&at).and_then(|it| {
             let want = it.wants.get_mut(&work)?;
             (want.state == State::Pulling(pull, peer)).then_some((&mut it.missing, want))

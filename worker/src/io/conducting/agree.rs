@@ -3,6 +3,8 @@
 //! In: what they tell of their steps, and that they stand still. Out: the end of the job, by name, where some would wait for others
 //! for ever.
 
+use std::collections::{BTreeMap, BTreeSet};
+
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::envelope::{Ending, Lengths};
 
@@ -24,6 +26,39 @@ pub(super) const STANDING_TOGETHER: Nanos = Nanos::from_millis(5_000);
 /// Trainers that stand still and are named.
 const MAX_NAMED_TRAINERS: usize = 8;
 
+/// How many steps the trainers have, and which of them they have announced. All say the same, or the job ends: so one of them
+/// speaks for all, and no word is compared with those of each other trainer.
+#[derive(Debug, Default)]
+pub(super) struct Counts {
+    /// Who has told how many steps there are.
+    told: BTreeSet<u16>,
+    /// The first of them, and what it told.
+    pub(super) steps: Option<(u16, u64)>,
+    /// The last step that each trainer has announced.
+    announced: BTreeMap<u16, u64>,
+    /// The last of these, and a trainer that has announced it.
+    furthest: Option<(u64, u16)>,
+}
+
+impl Counts {
+    /// A trainer announces a step. Out: whether that is news.
+    fn announced(&mut self, from: u16, step: u64) -> bool {
+        let is_news = self.announced.get(&from).is_none_or(|it| *it < step);
+        if is_news {
+            self.announced.insert(from, step);
+            self.furthest = self.furthest.max(Some((step, from)));
+        }
+        is_news
+    }
+
+    /// A trainer tells how many steps it has. Out: another one that has told another number, and that number.
+    fn counted(&mut self, from: u16, steps: u64) -> Option<(u16, u64)> {
+        self.told.insert(from);
+        self.steps.get_or_insert((from, steps));
+        self.steps.filter(|it| it.1 != steps)
+    }
+}
+
 impl Conducting {
     /// A trainer tells what it holds of a step: of each once, in their order. Whoever counts the steps otherwise than the job
     /// would wait for ever, so the job ends by its name.
@@ -34,11 +69,10 @@ impl Conducting {
         lengths: Lengths,
     ) {
         let step = lengths.step;
-        if self.told_lengths.get(&from).is_some_and(|it| step <= *it) || self.ending.is_some() {
+        if self.ending.is_some() || !self.counts.announced(from, step) {
             return;
         }
-        self.told_lengths.insert(from, step);
-        if let Some((other, steps)) = self.steps.iter().find(|it| *it.1 <= step) {
+        if let Some((other, steps)) = self.counts.steps.filter(|it| it.1 <= step) {
             let reason = format!(
                 "trainer {from} announced step {step}, trainer {other} has {steps} steps; {SAME_STEPS}"
             );
@@ -57,12 +91,11 @@ impl Conducting {
 
     /// A trainer tells how many steps it has. All have the same number, or some would wait for ever for those that are done.
     pub(super) fn counted(&mut self, shared: &mut Shared<impl Exchange>, from: u16, steps: u64) {
-        let steps = *self.steps.entry(from).or_insert(steps);
-        let other = self.steps.iter().find(|it| *it.1 != steps);
-        let ahead = self.told_lengths.iter().find(|it| *it.1 >= steps);
+        let other = self.counts.counted(from, steps);
+        let ahead = self.counts.furthest.filter(|it| it.0 >= steps);
         let what = match (other, ahead) {
             (Some((other, theirs)), _) => format!("trainer {other} has {theirs}"),
-            (None, Some((other, step))) => format!("trainer {other} announced step {step}"),
+            (None, Some((step, other))) => format!("trainer {other} announced step {step}"),
             (None, None) => return self.proceed(shared),
         };
         let reason = format!("trainer {from} has {steps} steps, {what}; {SAME_STEPS}");
@@ -71,8 +104,8 @@ impl Conducting {
 
     /// Whether all trainers have told that there is no step as the next one.
     pub(super) fn is_last_step_out(&self) -> bool {
-        let all = self.steps.len() == usize::from(self.draft.trainers);
-        all && self.steps.values().all(|it| *it <= self.next)
+        let all = self.counts.told.len() == usize::from(self.draft.trainers);
+        all && self.counts.steps.is_some_and(|it| it.1 <= self.next)
     }
 
     /// A trainer has left, and a step is out that is not over there. If all do so, nobody waits for anybody.

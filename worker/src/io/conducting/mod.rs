@@ -27,7 +27,7 @@ use cadre_step::envelope::{Ending, Lengths, Said, Stands, StepDone};
 use cadre_step::planned::PlannedStep;
 use cadre_step::words::Body;
 
-use self::agree::STANDING_TOGETHER;
+use self::agree::{Counts, STANDING_TOGETHER};
 use super::encoded::Encoded;
 use super::exchange::Exchange;
 use super::output::Output;
@@ -67,8 +67,7 @@ pub struct Conducting {
     draft: Draft,
     roster: Roster,
     view: Option<View>,
-    /// How many steps each trainer has, as far as they have told.
-    steps: BTreeMap<u16, u64>,
+    counts: Counts,
     /// Trainers whose main threads stand still, and what they have not done; the job ends then.
     standing: BTreeMap<u16, String>,
     standing_until: Option<Nanos>,
@@ -83,8 +82,6 @@ pub struct Conducting {
     /// Whether `next` was offered to the machine.
     offered: bool,
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
-    /// The last step that each trainer has announced.
-    told_lengths: BTreeMap<u16, u64>,
     publishing: Option<Publishing>,
     published: BTreeMap<u64, Published>,
     /// What was proposed before its step began here: step, proposal, tables.
@@ -128,7 +125,7 @@ impl Conducting {
             roster: Roster::new(trainers),
             draft,
             view: None,
-            steps: BTreeMap::new(),
+            counts: Counts::default(),
             standing: BTreeMap::new(),
             standing_until: None,
             left: BTreeSet::new(),
@@ -137,7 +134,6 @@ impl Conducting {
             making: false,
             offered: false,
             lengths: BTreeMap::new(),
-            told_lengths: BTreeMap::new(),
             publishing: None,
             published: BTreeMap::new(),
             proposal: None,

@@ -97,7 +97,7 @@ impl Conducting {
             } = published;
             let done: Vec<_> = done.into_values().collect();
             let servers = servers.into_values().collect();
-            let steps = self.steps.first_key_value().map_or(0, |it| *it.1);
+            let steps = self.counts.steps.map_or(0, |it| it.1);
             let report =
                 reports::progress(&planned.header, figures, &done, servers, failovers, steps);
             // Nobody may have said yet how many there are.
