@@ -10,7 +10,6 @@ forked child is no rank: its calls are refused.
 
 import atexit
 import contextlib
-import contextvars
 import ctypes
 import dataclasses
 import os
@@ -18,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -27,6 +26,7 @@ import torch
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
+from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
 from ._native import Session, exit_with
 from ._step import Step
@@ -229,8 +229,6 @@ class Job:
 
 _JOB: Job | None = None
 _WATCHED: list[bool] | None = None
-_LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
-_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.whole", default=False)
 
 
 @atexit.register
@@ -253,19 +251,9 @@ def running() -> Step | None:
     return _JOB.running if _JOB else None
 
 
-def under_local() -> bool:
-    """Whether the call is under `local()`."""
-    return _LOCAL.get()
-
-
-def says_whole() -> bool:
-    """Whether the call is under `local(whole=True)`."""
-    return _WHOLE.get()
-
-
 def pooled() -> tuple[Job, Step] | None:
     """The job and its step, if a call is to be computed on the pool."""
-    if _JOB is None or _JOB.session is None or _JOB.running is None or _LOCAL.get():
+    if _JOB is None or _JOB.session is None or _JOB.running is None or under_local():
         return None
     _JOB.check_process()
     return _JOB, _JOB.running
@@ -274,7 +262,7 @@ def pooled() -> tuple[Job, Step] | None:
 def before_steps() -> Job | None:
     """The job whose first step has not begun, if a call is to be computed here in spite of it."""
     begun = _JOB is None or _JOB.session is None or _JOB.ended or _JOB.next > 0
-    return None if begun or _LOCAL.get() else _JOB
+    return None if begun or under_local() else _JOB
 
 
 def watched() -> list[bool] | None:
@@ -385,16 +373,3 @@ def finish() -> None:
         raise RuntimeError(f"finish: {reason}")
     job.end_step()
     job.end()
-
-
-@contextlib.contextmanager
-def local(*, whole: bool = False) -> Iterator[None]:
-    """Attention inside is computed in this process, whatever step runs: for evaluation. Documents lie whole on the
-    rank, and every call says them (`cu_seqlens`): those of the step are not taken. Lengths of what was packed or
-    announced with parts of documents are refused, unless `whole` says that these are other documents."""
-    tokens = _LOCAL.set(True), _WHOLE.set(whole or _WHOLE.get())
-    try:
-        yield
-    finally:
-        _LOCAL.reset(tokens[0])
-        _WHOLE.reset(tokens[1])

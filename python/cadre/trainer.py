@@ -17,7 +17,7 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 # Registers the attention.
-from . import _check, _job, _telling, transformers  # noqa: F401
+from . import _check, _job, _local, _telling, transformers  # noqa: F401
 from ._layout import lengths_of
 
 
@@ -132,5 +132,5 @@ class OnPool:
         if ids is not None and len(ids) == 1 and not {"cu_seq_lens_q", "position_ids"} & set(inputs):
             ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32)
             inputs = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        with _job.local():
+        with _local.local():
             return super().prediction_step(model, inputs, *args, **more)
