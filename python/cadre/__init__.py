@@ -13,8 +13,9 @@ here, by the kernels that the servers run, with the same bits of O, LSE and dQ.
 
 from ._attention import flash_attn_varlen_func
 from ._batches import Batches, batches
-from ._job import begin_step, finish, init, local, next_micro_batch
+from ._job import begin_step, finish, init, next_micro_batch
 from ._layout import Kind, Shape, Stretch
+from ._local import local
 from ._native import Session, Ticket, __version__
 from ._observe import Observer, observe
 from ._pack import Packed, pack

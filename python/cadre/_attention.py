@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _job, _kept, _layout, _native, _place
+from . import _job, _kept, _layout, _local, _native, _place
 from ._step import Step
 
 _LOCAL_TICKET = -1
@@ -49,7 +49,7 @@ def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[i
 
 def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
     """Lengths and ticket for a forward that this process computes."""
-    step, ticket, beside = _job.running(), _LOCAL_TICKET, _job.under_local()
+    step, ticket, beside = _job.running(), _LOCAL_TICKET, _local.under_local()
     if lengths is None:
         if beside:
             # A call of an evaluation: its rows are not those of the step.
@@ -60,7 +60,7 @@ def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
             raise ValueError("outside of a step documents have no known ends: pass cu_seqlens (cu_seq_lens_q)")
         step.refuse_unknown_recompute()
         lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
-    if _layout.are_parts(lengths) and not _job.says_whole():
+    if _layout.are_parts(lengths) and not _local.says_whole():
         where = f"step {step.number}: " if step else ""
         raise ValueError(
             f"{where}a document of {lengths} rows goes on in another rank, and its keys are not here; leave "
@@ -139,7 +139,7 @@ def _forward(
         return o, lse, number
     lengths, number = _whole(lengths)
     if check and check.plain:
-        if (step := _job.running()) and not _job.under_local():
+        if (step := _job.running()) and not _local.under_local():
             number = _LOCAL_TICKET - 1 - step.key()
         return *check.attention(kind, lengths, (q, k, v)), number
     o, lse = _forward_here(kind, lengths, q, k, v)

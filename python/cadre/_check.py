@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.optim import optimizer as optimizers
 
-from . import _job, _plain, _recut
+from . import _job, _local, _plain, _recut
 from ._batches import Batches
 from ._layout import Layout, Stretch
 from ._spanning import Exchange
@@ -124,14 +124,14 @@ class Check:
     def spanning(lengths: list[int] | None) -> Step | None:
         """The step, if a call is of its documents and these go on in other ranks."""
         step = _job.running()
-        if step is None or not step.spans or _job.under_local() or lengths not in (None, step.lengths()):
+        if step is None or not step.spans or _local.under_local() or lengths not in (None, step.lengths()):
             return None
         return step
 
     @staticmethod
     def lengths(told: list[int]) -> list[int]:
         step = _job.running()
-        if step is None or _job.under_local():
+        if step is None or _local.under_local():
             return told
         step.refuse_unknown_recompute()
         return step.lengths()

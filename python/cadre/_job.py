@@ -10,7 +10,6 @@ forked child is no rank: its calls are refused.
 
 import atexit
 import contextlib
-import contextvars
 import ctypes
 import dataclasses
 import os
@@ -18,7 +17,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from operator import index
 from typing import Any
 
@@ -27,8 +26,9 @@ import torch
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
+from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
-from ._native import Session, exit_with
+from ._native import Session, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
 from ._turns import Turn, Turns, order_of
 
@@ -47,6 +47,8 @@ class Job:
         self.ended = False
         # Whether it was asked to stop. Then the session goes on until the script ends, which may save first.
         self.stopped = self.left = False
+        # Whether this process ends.
+        self.exits = False
         # Layouts and turns of the next step, if they were announced.
         self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
         self.not_finite = NotFinite(session)
@@ -104,7 +106,7 @@ class Job:
         turns: Turns = None,
     ) -> bool:
         """Ends the step that runs and begins the next one; returns whether there is one."""
-        if self.stopped:
+        if self.stopped or self.steps == 0:
             return False
         if self.ended:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
@@ -176,15 +178,20 @@ class Job:
             if how == "stopped":
                 self.stopped = True
             elif self.session:
-                self.left = True
-                self.session.leave(how, for_good=for_good)
+                self.go(how, for_good=for_good)
         return False
 
     def close(self, how: str = "stopped", *, for_good: bool = False) -> None:
         """Leaves a job that was asked to stop, once."""
         if self.stopped and self.session and not self.left:
-            self.left = True
-            self.session.leave(how, for_good=for_good)
+            self.go(how, for_good=for_good)
+
+    def go(self, how: str, *, for_good: bool) -> None:
+        """Leaves the session. From then on SIGTERM is the script's again, if that goes on."""
+        self.left = True
+        self.session.leave(how, for_good=for_good)
+        if not self.exits:
+            give_sigterm_back()
 
     def fail(self, error: BaseException | None) -> None:
         """Leaves the job with the exception that ends this process."""
@@ -198,7 +205,7 @@ class Job:
         """Fails the job if this rank exits in the middle, so that no other rank waits for it."""
         if os.getpid() != self.process:
             return
-        error = getattr(sys, "last_value", None)
+        self.exits, error = True, getattr(sys, "last_value", None)
         if not self.ended or (self.stopped and error):
             self.fail(error)
         self.close()
@@ -229,8 +236,11 @@ class Job:
 
 _JOB: Job | None = None
 _WATCHED: list[bool] | None = None
-_LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
-_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.whole", default=False)
+
+
+# A rank of a launcher such as torchrun, which exits with a code of its own. What this process starts is no rank.
+if (_CODES := os.environ.pop("CADRE_CODES", None)) and "RANK" in os.environ:
+    leave_code_in(f"{_CODES}/{os.environ['RANK']}")
 
 
 @atexit.register
@@ -253,19 +263,9 @@ def running() -> Step | None:
     return _JOB.running if _JOB else None
 
 
-def under_local() -> bool:
-    """Whether the call is under `local()`."""
-    return _LOCAL.get()
-
-
-def says_whole() -> bool:
-    """Whether the call is under `local(whole=True)`."""
-    return _WHOLE.get()
-
-
 def pooled() -> tuple[Job, Step] | None:
     """The job and its step, if a call is to be computed on the pool."""
-    if _JOB is None or _JOB.session is None or _JOB.running is None or _LOCAL.get():
+    if _JOB is None or _JOB.session is None or _JOB.running is None or under_local():
         return None
     _JOB.check_process()
     return _JOB, _JOB.running
@@ -274,7 +274,7 @@ def pooled() -> tuple[Job, Step] | None:
 def before_steps() -> Job | None:
     """The job whose first step has not begun, if a call is to be computed here in spite of it."""
     begun = _JOB is None or _JOB.session is None or _JOB.ended or _JOB.next > 0
-    return None if begun or _LOCAL.get() else _JOB
+    return None if begun or under_local() else _JOB
 
 
 def watched() -> list[bool] | None:
@@ -299,15 +299,16 @@ def with_frozen(model: Any, shape: Shape) -> Shape:
 def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, on_nonfinite: str = "report") -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
-    Every rank gives the same model, `steps` and `seed`. `threads` compute in place (default: as many as torch has).
+    Every rank gives the same model, `steps` and `seed`. With 0 steps, as a resume may have left, the job ends well at
+    once, and loops over `batches` have no batch. `threads` compute in place (default: as many as torch has).
     `on_nonfinite`: results of the pool that are not finite are passed on and reported (`report`), or `end` the job.
     In a process that no job has started, attention is computed here, which is said once on stderr.
     """
     global _JOB
     if _JOB is not None:
         raise RuntimeError("init was called before; a process is one rank of one job")
-    if steps < 1 or steps != int(steps):
-        raise ValueError(f"init: steps is {steps}; a job has 1 or more")
+    if steps < 0 or steps != int(steps):
+        raise ValueError(f"init: steps is {steps}; a job has 1 or more, and 0 where a resume has none left")
     if on_nonfinite not in ("report", "end"):
         raise ValueError(f"init: on_nonfinite is {on_nonfinite!r}; say 'report' or 'end'")
     for name, it in (("seed", seed), ("threads", threads or 0)):
@@ -329,6 +330,9 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
     _JOB = Job(shape, session, int(steps))
     os.register_at_fork(after_in_child=_JOB.in_child)
+    if steps == 0:
+        print("cadre: no step is left to train; the job ends well", file=sys.stderr)
+        _JOB.end()
 
 
 def check() -> Any:
@@ -372,12 +376,13 @@ def next_micro_batch() -> None:
 
 def finish() -> None:
     """Ends the last step and leaves the job. `batches` does it by itself; a job that has steps left fails. While an
-    exception is under way, as in `finally`, the job fails with it."""
+    exception is under way, as in `finally`, the job fails with it. A job that was asked to stop is left when the
+    process ends: what the script says of its checkpoint until then is heard."""
     job, error = joined("finish"), sys.exc_info()[1]
     if isinstance(error, SystemExit) and not error.code:
         error = None
     if job.ended:
-        return job.fail(error) if job.stopped and error else job.close()
+        return job.fail(error) if job.stopped and error else None
     if reason := job.unfinished():
         if error:
             return job.fail(error)
@@ -385,16 +390,3 @@ def finish() -> None:
         raise RuntimeError(f"finish: {reason}")
     job.end_step()
     job.end()
-
-
-@contextlib.contextmanager
-def local(*, whole: bool = False) -> Iterator[None]:
-    """Attention inside is computed in this process, whatever step runs: for evaluation. Documents lie whole on the
-    rank, and every call says them (`cu_seqlens`): those of the step are not taken. Lengths of what was packed or
-    announced with parts of documents are refused, unless `whole` says that these are other documents."""
-    tokens = _LOCAL.set(True), _WHOLE.set(whole or _WHOLE.get())
-    try:
-        yield
-    finally:
-        _LOCAL.reset(tokens[0])
-        _WHOLE.reset(tokens[1])

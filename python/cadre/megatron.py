@@ -19,7 +19,7 @@ from megatron.core.transformer import ModuleSpec, TransformerConfig
 from megatron.core.transformer.enums import AttnMaskType
 from torch import Tensor, nn
 
-from . import _job
+from . import _job, _local
 from ._attention import attend
 from ._layout import Kind, Shape, mask_of, refuse
 
@@ -133,7 +133,7 @@ class CoreAttention(nn.Module):
             if packed_seq_params is None:
                 raise ValueError("packed rows without packed_seq_params; give their PackedSeqParams")
             ends = packed_seq_params.cu_seqlens_q
-        elif batch > 1 or _job.running() is None or _job.under_local():
+        elif batch > 1 or _job.running() is None or _local.under_local():
             ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
         if not packed:
             query, key, value = (it.transpose(0, 1).flatten(0, 1) for it in (query, key, value))

@@ -17,7 +17,7 @@ import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
 
 # Registers the attention.
-from . import _check, _job, _telling, transformers  # noqa: F401
+from . import _check, _job, _local, _telling, transformers  # noqa: F401
 from ._layout import lengths_of
 
 
@@ -37,9 +37,8 @@ class _Calls(TrainerCallback):
                     f"parallelism_config: {name} is {size}; set it to 1: a rank holds its own rows with all their "
                     "heads, and the pool shares out attention"
                 )
-        if state.global_step >= state.max_steps:
-            raise ValueError(f"nothing is left to train: step {state.global_step} of {state.max_steps} was resumed")
-        _job.init(self.trainer.model, steps=state.max_steps - state.global_step, seed=args.seed)
+        left = max(0, state.max_steps - state.global_step)
+        _job.init(self.trainer.model, steps=left, seed=args.seed)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():
@@ -92,9 +91,9 @@ class OnPool:
         self._micro_batch = 0
         if _job.begin_step([lengths_of(it) for it in update[0]], next=following):
             return update
-        # The job was asked to stop.
+        # The job was asked to stop, or a resume has no step left.
         self.control.should_training_stop = True
-        self.control.should_save = self.args.save_strategy != "no"
+        self.control.should_save = job.stopped and self.args.save_strategy != "no"
         return [], None
 
     def _get_checked(
@@ -132,5 +131,5 @@ class OnPool:
         if ids is not None and len(ids) == 1 and not {"cu_seq_lens_q", "position_ids"} & set(inputs):
             ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32)
             inputs = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
-        with _job.local():
+        with _local.local():
             return super().prediction_step(model, inputs, *args, **more)

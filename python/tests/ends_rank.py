@@ -1,7 +1,7 @@
 """A rank of a tiny model that ends in a way of its own: by a mistake, an error, a signal.
 
-In: the environment of a job, `--how` and `--rank`, which one does it in step 1. Out: `saved-RANK` in the folder of the
-job, where the loop ended early: the steps that are done, and whether SIGTERM came.
+In: the environment of a job, `--how` and `--rank`, which one does it in step 1, or when it has left its job. Out:
+`saved-RANK` in the folder of the job, where the loop ended early: the steps that are done, and whether SIGTERM came.
 """
 
 import argparse
@@ -43,13 +43,15 @@ def main() -> None:
     parser.add_argument("--how")
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--more", type=int, default=0, help="steps of rank 1 alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     rank, done, heard = int(os.environ["RANK"]), 0, []
-    # The script's own handler.
-    signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
-    cadre.init(cadre.Shape(2, 1, 8, ("causal",) * 2), steps=options.steps)
+    if options.how != "after":
+        # The script's own handler.
+        signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
+    cadre.init(cadre.Shape(2, 1, 8, ("causal",) * 2), steps=options.steps + options.more * rank)
     for step, batch in enumerate(cadre.batches(itertools.repeat([40]), list)):
         q, kv = (torch.randn(sum(batch), it, 8).requires_grad_() for it in (2, 1))
         bounds = torch.tensor([0, sum(batch)]).int()
@@ -61,6 +63,9 @@ def main() -> None:
         o.sum().backward()
         cadre.report(loss=o.detach().mean() + kv.grad.mean())
         done += 1
+    cadre.finish()
+    if options.how == "after" and rank == options.rank:
+        os.kill(os.getpid(), signal.SIGTERM)
     if cadre.stopped():
         cadre.saved(done, "somewhere")
         (Path(os.environ["CADRE_OUT"]) / f"saved-{rank}").write_text(json.dumps([done, heard]))

@@ -14,6 +14,13 @@ from pathlib import Path
 from test_pool import HERE, RealProcesses, losses, manifest
 
 # The rank dies with its parent, which is the shell here. A signal's number is above 128.
+# Writes a line when the process ends, as libraries do that were there before the package.
+LIBRARY = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+getattr(libc, "__cxa_atexit")(libc.puts, ctypes.c_void_p(libc.strdup(b"a library ends")), None)
+"""
 SHELL = 'CADRE_PARENT_PID=$$ "$PYTHON" "$0" "$@"; code=$?; echo $code > "$CADRE_OUT/code-$RANK"; exit $code'
 
 
@@ -54,30 +61,79 @@ class Codes(RealProcesses):
                 self.assertIn(words, said)
 
     def test_mistakes_before_a_rank_has_joined_end_with_2(self) -> None:
-        def code(script: str) -> int:
+        def ended(script: str) -> subprocess.CompletedProcess:
             environment = os.environ | {"CADRE_CONTROL": "unix:/nowhere"}
-            return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True).returncode
+            return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+
+        def code(script: str) -> int:
+            return ended(script).returncode
 
         shape = "cadre.Shape(2, 1, 8, ('causal',))"
-        self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=0)"), 2)
+        self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=-1)"), 2)
         # The environment lacks what a job says.
         self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=1)"), 2)
         # Errors of the script, of torch inside the package, and codes that the script chose stay.
         self.assertEqual(code("import cadre; raise ValueError('mine')"), 1)
         broken = "import cadre, torch; torch.get_num_threads = lambda: [][0]; cadre.init"
         self.assertEqual(code(f"{broken}({shape}, steps=1)"), 1)
-        self.assertEqual(code(f"import cadre\ntry: cadre.init({shape}, steps=0)\nexcept ValueError: exit(5)"), 5)
+        self.assertEqual(code(f"import cadre\ntry: cadre.init({shape}, steps=-1)\nexcept ValueError: exit(5)"), 5)
+        # What libraries do when a process ends is done, though the code is not Python's.
+        it = ended(f"{LIBRARY}\nimport atexit, cadre\natexit.register(print, 'and so')\ncadre.init({shape}, steps=-1)")
+        self.assertEqual((it.returncode, it.stdout), (2, "and so\na library ends\n"), it.stderr)
+
+    def test_a_resume_without_steps_ends_well_at_once(self) -> None:
+        code, said, out = self.run_job(shelled("--steps=0"))
+        self.assertEqual((code, codes(out)), (0, [0, 0]), said)
+        logs = [it.read_text() for it in sorted(out.glob("logs/*trainer*"))]
+        self.assertEqual(["no step is left to train; the job ends well" in it for it in logs], [True, True], logs)
+        # Ranks that do not agree are told apart.
+        code, said, out = self.run_job(shelled("--steps=0", "--more=1"))
+        self.assertEqual(code, 2, said)
+        self.assertRegex(said, "trainer [01] has [01] steps, trainer [01] ")
+
+    def test_torchrun_hides_no_code_of_its_ranks(self) -> None:
+        for options, nodes, code, ends in (
+            # Before the ranks have joined.
+            (("--steps=-1",), 1, 2, [2, 2]),
+            (("--how=mistake",), 1, 2, [2, 2]),
+            # The code of a node is that of the cause.
+            (("--how=code",), 1, 3, [7, 7]),
+            (("--how=code",), 2, 3, [3, 7]),
+            # Of a rank that was killed nothing is known but what torchrun says.
+            (("--how=death",), 1, 3, [1, 1]),
+        ):
+            with self.subTest(options=options, nodes=nodes):
+                text = manifest(*options, script=HERE / "ends_rank.py", program="torchrun", nodes=nodes)
+                found, said, out = self.run_job(text, "--json")
+                self.assertEqual(found, code, said)
+                told = [json.loads(it) for it in self.lines]
+                told = {
+                    it["index"]: it["how"] for it in told if it["event"] == "process_ended" and it["role"] == "trainer"
+                }
+                self.assertEqual([told[it] for it in sorted(told)], [f"exit code {it}" for it in ends], said)
+                self.assertEqual(list(out.glob("logs/*.codes")), [])
 
 
 class Signals(RealProcesses):
     def test_a_rank_that_is_asked_to_end_finishes_its_steps_and_saves(self) -> None:
-        code, said, out = self.run_job(shelled("--how=stop", "--steps=1000"))
-        self.assertEqual(code, 3, said)
-        self.assertEqual(codes(out), [0, 143], said)
-        (done, nothing), (other, heard) = (json.loads((out / f"saved-{it}").read_text()) for it in range(2))
-        self.assertEqual((done, nothing, heard), (other, [], [1]))
-        self.assertTrue(2 <= done < 10, done)
-        self.assertIn(f"checkpoint of {done} steps is at somewhere", said)
+        for rank in range(2):
+            code, told, out = self.run_job(shelled("--how=stop", f"--rank={rank}", "--steps=1000"), "--json")
+            self.assertEqual(code, 3, told)
+            self.assertEqual(codes(out), [143 if it == rank else 0 for it in range(2)], told)
+            (done, one), (other, two) = (json.loads((out / f"saved-{it}").read_text()) for it in range(2))
+            self.assertEqual((done, one, two), (other, [0] * (rank == 0), [1] * (rank == 1)))
+            # When rank 0 has heard of it, two steps at most are out.
+            told = [json.loads(it) for it in self.lines]
+            asked = f"trainer {rank} was asked to end: the job stops after the steps that are out"
+            at = next(at for at, it in enumerate(told) if it.get("text") == asked)
+            self.assertLessEqual(sum(it["event"] == "step" for it in told[at:]), 2, told)
+            self.assertEqual(sum(it["event"] == "step" for it in told), done)
+            # Also behind `finish`.
+            self.assertIn(f"checkpoint of {done} steps is at somewhere", [it.get("text") for it in told])
+
+    def test_a_rank_that_has_left_hears_sigterm_as_any_program(self) -> None:
+        code, said, out = self.run_job(shelled("--how=after"))
+        self.assertEqual((code, codes(out)), (0, [0, 143]), said)
 
     def test_a_rank_that_dies_by_a_signal_ends_the_others(self) -> None:
         code, said, out = self.run_job(shelled("--how=death", "--steps=1000"))
