@@ -22,7 +22,7 @@ use super::fault::Fault;
 use super::mode::{Cause, Mode};
 use super::slots::Slots;
 
-/// Deaths within [`Limits::crash_loop`] after which a server is given up.
+/// Early ends within [`Limits::crash_loop`] after which a server is given up: deaths, and leaves of servers that never joined.
 const MAX_CRASHES: usize = 3;
 
 /// The supervisor's knowledge.
@@ -287,9 +287,10 @@ impl State {
             return;
         }
         let crashes = self.crashes.entry(name.index).or_default();
-        // Who had not joined has nobody to say it to.
-        let left = worker.leaves && exit.code == Some(0) || !worker.listening && exit.was_asked();
-        if worker.hit.is_none() && !left {
+        // Who had not joined has nobody to say it to. Something may end each of them, so these ends count, too.
+        let is_early = !worker.listening && exit.was_asked();
+        let has_left = worker.leaves && exit.code == Some(0);
+        if worker.hit.is_none() && !has_left {
             crashes.push_back(now);
         }
         let within = self.config.limits.crash_loop;
@@ -301,12 +302,17 @@ impl State {
             "its slot stays vacant".to_owned()
         } else if worker.overdue == Some(Overdue::AtStart) {
             "it never registered and is not started again".to_owned()
+        } else if loops && is_early {
+            format!(
+                "it ended {MAX_CRASHES} times within {within:?}, now by SIGTERM before it joined, and is not started again; find out who sends \
+                 it the signal"
+            )
         } else if loops {
             format!("it died {MAX_CRASHES} times within {within:?} and is not started again")
         } else {
             "starting a replacement".to_owned()
         };
-        if left {
+        if has_left || is_early && !loops {
             self.notice(Level::Information, format!("{name} has left; {then}"), out);
         } else {
             self.notice(Level::Warning, format!("{name}: {exit}; {then}"), out);
