@@ -12,7 +12,7 @@ use crate::settings::{AttentionPlace, Moment, Settings};
 
 /// What manifests do not say of a job.
 #[derive(Clone, Debug)]
-pub struct Own {
+pub struct BesideManifest {
     /// Name of the job.
     pub job: String,
     /// Number of the attempt, from 1.
@@ -45,14 +45,14 @@ impl Settings {
     pub fn of(
         spec: Option<&TrainingJobSpec>,
         health: &Health,
-        own: Own,
+        own: BesideManifest,
     ) -> Result<Self, BadTolerance> {
         let attention = spec.map(|it| it.attention.clone()).unwrap_or_default();
         let policy = spec.map(|it| it.failure_policy.clone()).unwrap_or_default();
         let checkpoint = spec.map(|it| it.checkpoint.clone()).unwrap_or_default();
         let ratio = attention.tolerance.as_deref().map_or(Ok(Tolerance::USUAL), str::parse);
         let tolerance = ratio.map_err(|why| BadTolerance { why })?;
-        let Own {
+        let BesideManifest {
             job,
             attempt,
             trainers,

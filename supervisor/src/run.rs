@@ -11,7 +11,7 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use cadre_control::manifest::Own;
+use cadre_control::manifest::BesideManifest;
 use cadre_control::proto::{self, Welcome};
 use cadre_control::server::{self, Event, Link, LinkId};
 use cadre_control::{CONTROL_VERSION, DATA_VERSION, Settings, job_secret};
@@ -327,7 +327,7 @@ fn bad_input(message: String) -> RunError {
 /// The settings of every worker, but for what an attempt changes.
 fn settings(config: &RunConfig, checkpoints: PathBuf) -> Result<Settings, RunError> {
     let spec = &config.job.spec;
-    let own = Own {
+    let own = BesideManifest {
         job: config.job.metadata.name.clone().unwrap_or_default(),
         attempt: 1,
         trainers: config.trainers(),

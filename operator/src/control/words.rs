@@ -4,7 +4,7 @@
 
 use std::collections::BTreeMap;
 
-use cadre_control::manifest::{BadTolerance, Own};
+use cadre_control::manifest::{BadTolerance, BesideManifest};
 use cadre_control::{AttentionPlace, Settings, proto};
 use cadre_crds::contract::ANNOTATION_ENCRYPTION;
 use cadre_crds::{AttentionPool, Encryption, TrainingJob};
@@ -125,7 +125,7 @@ pub(super) fn settings(
     Attempt { trainers, encryption, .. }: Attempt,
     resume: &str,
 ) -> Result<Settings, BadTolerance> {
-    let own = Own {
+    let own = BesideManifest {
         job: key.name.clone(),
         attempt: key.attempt,
         trainers: u16::try_from(trainers).unwrap_or(u16::MAX),

@@ -15,7 +15,6 @@ use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes};
 use super::lock;
-use super::rows::RowsMut;
 use crate::heads::HeadByHead;
 use crate::io::whole::{Landed, Part, Whole};
 use crate::memory::{Memory, Place as _};
@@ -84,8 +83,7 @@ impl<M: Memory> Merging<M> {
                 let values = Values::of(sizes.wire, &landed);
                 let sums = landed_lse.f32s();
                 let all = o.write_turned(values, &form, sizes.query());
-                let lse = RowsMut::f32(lse);
-                if lse.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
+                if lse.0.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
                     Ok(())
                 } else {
                     let both = [&values.wide()[..], sums];
