@@ -11,6 +11,7 @@ pub mod client;
 pub mod endpoint;
 pub mod expiry;
 pub mod gate;
+pub mod manifest;
 pub mod secret;
 pub mod server;
 pub mod settings;
@@ -22,7 +23,7 @@ pub use cadre_planner::Tolerance;
 pub use endpoint::{Credentials, Endpoint};
 pub use gate::{Caller, Gate};
 pub use secret::job_secret;
-pub use settings::{AttentionPlace, Moment, Settings};
+pub use settings::{AttentionPlace, Moment, Planning, Settings};
 pub use version::{CONTROL_VERSION, DATA_VERSION};
 
 /// Messages, generated from the protobuf, which documents them.

@@ -7,7 +7,10 @@
 //! Invariant: no field has a silent default. A field that a later control version adds is listed in `ADDED`
 //! with the value that means what the version before did: towards a worker of the version before it is left out
 //! if it has that value, and else the worker is refused by the field's name. Where that worker has the same from its
-//! environment, it is left out. Every other field that is missing or unknown is refused by its name too.
+//! environment, it is left out. Every other field that is missing or unknown is refused by its name too. A value that a later
+//! version adds is told to a worker of the version before as what a job that says nothing was told by the controller of that
+//! version: so [`Encryption::Tcp`], the default of new jobs in a cluster, as `Tls`, their default before. That worker then sends
+//! no more in the clear than asked, and its links are those of the others.
 
 use std::path::PathBuf;
 
@@ -107,14 +110,30 @@ pub struct Settings {
     /// Header log to replay.
     #[serde(deserialize_with = "Option::deserialize")]
     pub headers: Option<PathBuf>,
-    /// Calibration that plans are made with; none: nominal costs, or what the environment of a pod that no job describes says.
+    /// Calibration that plans are made with; none: nominal costs. Read it by [`Self::planning`].
     #[serde(deserialize_with = "Option::deserialize")]
     pub profile: Option<String>,
-    /// How uneven plans may be; none: as usual, or what the environment of a pod that no job describes says.
+    /// How uneven plans may be; none: no manifest describes the job, and the environment of its rank 0 says both. Read it by
+    /// [`Self::planning`].
     #[serde(deserialize_with = "Option::deserialize")]
     pub tolerance: Option<Tolerance>,
     /// Moments at which the conductor sends `PhaseReached` and waits for `FaultsFired`.
     pub faults: Vec<Moment>,
+}
+
+/// What plans are made with.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Planning<'a> {
+    /// As the job says.
+    Said {
+        /// The calibration; none: nominal costs.
+        profile: Option<&'a str>,
+        /// How uneven plans may be.
+        tolerance: Tolerance,
+    },
+    /// As the environment of the job's rank 0 says: no manifest describes the job, or its controller is of a control version that
+    /// could not say it.
+    Environment,
 }
 
 /// The earlier word for [`Encryption::Required`].
@@ -158,7 +177,6 @@ impl Settings {
         let value = serde_json::to_value(self).expect("settings are plain data");
         let Value::Object(mut fields) = value else { unreachable!("a struct is an object") };
         if version < THREE_WORDS && self.encryption == Encryption::Tcp {
-            // The links are the same, and no more goes in the clear than asked.
             fields.insert("encryption".into(), TLS.into());
         }
         lower(&mut fields, version, ADDED)?;
@@ -174,7 +192,21 @@ impl Settings {
         let malformed = |source| Error::Malformed { source };
         let mut fields: Map<String, Value> = serde_json::from_str(text).map_err(malformed)?;
         raise(&mut fields, version, ADDED);
-        serde_json::from_value(Value::Object(fields)).map_err(malformed)
+        let settings: Self = serde_json::from_value(Value::Object(fields)).map_err(malformed)?;
+        if settings.tolerance.is_none()
+            && let Some(profile) = settings.profile
+        {
+            return Err(Error::Half { profile });
+        }
+        Ok(settings)
+    }
+
+    /// What plans of the job are made with.
+    pub fn planning(&self) -> Planning<'_> {
+        match self.tolerance {
+            Some(tolerance) => Planning::Said { profile: self.profile.as_deref(), tolerance },
+            None => Planning::Environment,
+        }
     }
 }
 
@@ -209,6 +241,15 @@ pub enum Error {
         /// What is wrong.
         source: serde_json::Error,
     },
+    /// Half of what plans are made with would be the job's, half the environment's.
+    #[error(
+        "settings of the job are malformed: they say profile {profile} and no tolerance; run worker and controller of the \
+         same release"
+    )]
+    Half {
+        /// The calibration.
+        profile: String,
+    },
     /// The worker does not know the field, and would act differently from what the job asks.
     #[error(
         "the job says {field}: {value}; workers of control version {worker} do not know that field and act as if it were \
@@ -227,145 +268,4 @@ pub enum Error {
 }
 
 #[cfg(test)]
-mod tests {
-    use serde_json::json;
-
-    use super::*;
-
-    fn settings() -> Settings {
-        Settings {
-            job: "bible".into(),
-            attempt: 2,
-            trainers: 3,
-            attention: AttentionPlace::Local,
-            wire: Wire::Bf16,
-            reproducible: true,
-            encryption: Encryption::Required,
-            on_pool_loss: OnPoolLoss::Fail,
-            pool_wait_seconds: 7,
-            suspect_after_milliseconds: 900,
-            trainer_suspect_after_seconds: 20,
-            stalled_after_seconds: 60,
-            checkpoints: "out".into(),
-            checkpoints_kept: 4,
-            failovers: 5,
-            resume: None,
-            headers: Some("log".into()),
-            profile: Some("h200-hopper".into()),
-            tolerance: Some("1.05".parse().unwrap()),
-            faults: vec![Moment { step: 3, direction: Direction::Backward }],
-        }
-    }
-
-    fn fields() -> Map<String, Value> {
-        let Ok(Value::Object(fields)) = serde_json::to_value(settings()) else { panic!() };
-        fields
-    }
-
-    #[test]
-    fn what_is_written_is_read_again() {
-        let text = settings().to_text(CONTROL_VERSION).unwrap();
-        assert_eq!(Settings::parse(&text, CONTROL_VERSION).unwrap(), settings());
-        for encryption in [Encryption::Tcp, Encryption::Off] {
-            let settings = Settings { encryption, ..settings() };
-            let text = settings.to_text(CONTROL_VERSION).unwrap();
-            assert_eq!(Settings::parse(&text, CONTROL_VERSION).unwrap(), settings);
-        }
-    }
-
-    #[test]
-    fn workers_that_know_two_words_of_encryption_hear_their_own_for_required() {
-        let text = settings().to_text(CONTROL_VERSION).unwrap();
-        assert!(text.contains(r#""encryption":"Tls""#), "{text}");
-        let later = text.replace("Tls", "Required");
-        assert_eq!(Settings::parse(&later, CONTROL_VERSION).unwrap(), settings());
-    }
-
-    #[test]
-    fn workers_that_know_two_words_of_encryption_encrypt_all_where_links_are_asked_for() {
-        let links = Settings { encryption: Encryption::Tcp, ..settings() };
-        let text = |version| links.to_text(version).unwrap();
-        assert!(text(CONTROL_VERSION).contains(r#""encryption":"Tcp""#));
-        assert!(text(THREE_WORDS - 1).contains(r#""encryption":"Tls""#));
-        let clear = Settings { encryption: Encryption::Off, ..settings() };
-        assert!(clear.to_text(THREE_WORDS - 1).unwrap().contains(r#""encryption":"Off""#));
-    }
-
-    #[test]
-    fn a_missing_field_is_refused_by_its_name() {
-        for name in fields().keys() {
-            let mut fields = fields();
-            fields.remove(name);
-            let text = Value::Object(fields).to_string();
-            let refusal = Settings::parse(&text, CONTROL_VERSION).unwrap_err().to_string();
-            assert!(refusal.contains(&format!("missing field `{name}`")), "{name}: {refusal}");
-        }
-    }
-
-    #[test]
-    fn an_unknown_field_and_a_cut_text_are_refused() {
-        let mut fields = fields();
-        fields.insert("of_the_future".into(), json!(1));
-        let check = |text: &str, expected: &str| {
-            let refusal = Settings::parse(text, CONTROL_VERSION).unwrap_err().to_string();
-            assert!(refusal.contains(expected), "{refusal}");
-            assert!(refusal.starts_with("settings of the job are malformed"), "{refusal}");
-        };
-        check(&Value::Object(fields).to_string(), "unknown field `of_the_future`");
-        check("{", "EOF");
-    }
-
-    const LATER: &[Added] = &[Added { since: 2, field: "memory", before: Some(|| json!(4)) }];
-
-    #[test]
-    fn a_field_of_the_next_version_is_left_out_only_where_it_changes_nothing() {
-        let with = |value: Value| Map::from_iter([("memory".to_owned(), value)]);
-        let mut same = with(json!(4));
-        lower(&mut same, 1, LATER).unwrap();
-        assert!(same.is_empty());
-        let refusal = lower(&mut with(json!(8)), 1, LATER).unwrap_err().to_string();
-        assert!(
-            refusal.contains("memory: 8") && refusal.contains("control version 1"),
-            "{refusal}"
-        );
-        let mut known = with(json!(8));
-        lower(&mut known, 2, LATER).unwrap();
-        assert_eq!(known, with(json!(8)));
-    }
-
-    #[test]
-    fn workers_of_the_version_before_have_profile_and_tolerance_from_their_environment() {
-        let text = settings().to_text(CONTROL_VERSION - 1).unwrap();
-        assert!(!text.contains("profile") && !text.contains("tolerance"), "{text}");
-        let read = Settings::parse(&text, CONTROL_VERSION - 1).unwrap();
-        assert_eq!(read, Settings { profile: None, tolerance: None, ..settings() });
-    }
-
-    #[test]
-    fn a_tolerance_that_is_no_ratio_is_refused() {
-        for wrong in [json!(0.5), json!(2.5), json!("1.05")] {
-            let mut fields = fields();
-            fields.insert("tolerance".into(), wrong);
-            let text = Value::Object(fields).to_string();
-            assert!(Settings::parse(&text, CONTROL_VERSION).is_err(), "{text}");
-        }
-    }
-
-    #[test]
-    fn a_moment_says_its_direction() {
-        let backward = Moment { step: 3, direction: Direction::Backward };
-        assert_eq!(Moment::of(3, proto::Direction::Backward), Ok(backward));
-        let refusal = Moment::of(3, proto::Direction::Unspecified).unwrap_err().to_string();
-        assert!(refusal.starts_with("the moment of step 3 says no direction"), "{refusal}");
-    }
-
-    #[test]
-    fn a_controller_of_the_version_before_means_what_it_did() {
-        let mut absent = Map::new();
-        raise(&mut absent, 1, LATER);
-        assert_eq!(absent, Map::from_iter([("memory".to_owned(), json!(4))]));
-        let mut from_now = Map::new();
-        raise(&mut from_now, 2, LATER);
-        assert!(from_now.is_empty(), "of version 2 it may not be missing");
-    }
-}
+mod tests;

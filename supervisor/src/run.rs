@@ -11,11 +11,11 @@ use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
+use cadre_control::manifest::BesideManifest;
 use cadre_control::proto::{self, Welcome};
 use cadre_control::server::{self, Event, Link, LinkId};
 use cadre_control::{CONTROL_VERSION, DATA_VERSION, Settings, job_secret};
-use cadre_crds::{Encryption, Wire};
-use cadre_planner::Tolerance;
+use cadre_crds::Encryption;
 use rustix::process::Signal;
 
 use super::action::{Action, Input};
@@ -326,33 +326,22 @@ fn bad_input(message: String) -> RunError {
 
 /// The settings of every worker, but for what an attempt changes.
 fn settings(config: &RunConfig, checkpoints: PathBuf) -> Result<Settings, RunError> {
-    let attention = &config.job.spec.attention;
-    let tolerance = attention.tolerance.as_deref().map_or(Ok(Tolerance::USUAL), str::parse);
-    Ok(Settings {
+    let spec = &config.job.spec;
+    let own = BesideManifest {
         job: config.job.metadata.name.clone().unwrap_or_default(),
         attempt: 1,
         trainers: config.trainers(),
         attention: config.attention,
-        wire: attention.wire.unwrap_or(Wire::F32),
-        reproducible: attention.reproducible,
-        encryption: attention.encryption.unwrap_or(Encryption::Off),
-        on_pool_loss: attention.on_pool_loss,
-        pool_wait_seconds: attention.pool_wait_seconds,
-        suspect_after_milliseconds: config.pool.spec.health.suspect_after_milliseconds,
-        trainer_suspect_after_seconds: config.job.spec.failure_policy.suspect_after_seconds,
-        stalled_after_seconds: config.job.spec.failure_policy.stalled_after_seconds,
+        encryption: spec.attention.encryption.unwrap_or(Encryption::Off),
         checkpoints,
-        checkpoints_kept: config.job.spec.checkpoint.keep,
         // Each step tells of its own here.
         failovers: 0,
         resume: None,
         headers: config.headers.clone(),
-        profile: attention.profile.clone(),
-        tolerance: Some(
-            tolerance.map_err(|it| bad_input(format!("spec.attention.tolerance: {it}")))?,
-        ),
         faults: Vec::new(),
-    })
+    };
+    Settings::of(Some(spec), &config.pool.spec.health, own)
+        .map_err(|error| bad_input(error.to_string()))
 }
 
 /// The newest `step-N` of a folder; N steps are done in it.
@@ -361,4 +350,28 @@ fn newest_checkpoint(folder: &Path) -> Option<(u64, PathBuf)> {
     let step = |path: &Path| path.file_name()?.to_str()?.strip_prefix("step-")?.parse().ok();
     let paths = entries.filter_map(|entry| entry.ok().map(|it| it.path()));
     paths.filter_map(|path| Some((step(&path)?, path))).max_by_key(|(step, _)| *step)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn workers_are_told_of_a_manifest_what_the_operator_tells_them() {
+        let text = include_str!("../../testing/manifest.json");
+        let all: BTreeMap<String, Value> = serde_json::from_str(text).expect("JSON");
+        let job = serde_json::from_value(all["job"].clone()).expect("a job");
+        let pool = serde_json::from_value(all["pool"].clone()).expect("a pool");
+        let config = RunConfig::new(pool, job, PathBuf::new(), PathBuf::new());
+        let settings = settings(&config, PathBuf::new()).expect("settings");
+        let told = serde_json::to_value(settings).expect("plain data");
+        let (told, expected) = (told.as_object(), all["settings"].as_object());
+        let (told, expected) = told.zip(expected).expect("all fields");
+        assert!(told.keys().eq(expected.keys()), "{told:?}");
+        for (field, value) in expected {
+            assert_eq!(told[field], *value, "{field}");
+        }
+    }
 }

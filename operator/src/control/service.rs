@@ -188,7 +188,8 @@ impl Service {
                     return link
                         .refuse("the job has no TrainingJob; set WORLD_SIZE to its trainers");
                 }
-                let attempt = Attempt { trainers: facts.trainers, encryption };
+                let attempt =
+                    Attempt { trainers: facts.trainers, encryption, is_described: job.is_some() };
                 let first = self.attempts.entry(of.clone()).or_insert(attempt);
                 if first.encryption != encryption {
                     return link.refuse(&words::parted(of, first.encryption, encryption));

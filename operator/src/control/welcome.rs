@@ -3,7 +3,7 @@
 //! In: the objects of the pool and the job, as the caches have them. Out: a `Welcome`, or a refusal of a worker that cannot
 //! be told all that the job says. Who is welcome is not decided here.
 
-use cadre_control::{CONTROL_VERSION, Settings, proto};
+use cadre_control::{CONTROL_VERSION, proto};
 use cadre_crds::Encryption;
 use cadre_views::{Conductor, JobKey, Who};
 use kube::runtime::reflector::ObjectRef;
@@ -21,7 +21,7 @@ impl Service {
     ) {
         let Some(link) = self.workers.get(worker) else { return };
         let version = link.control_version();
-        match self.settings(&worker.0, &job, &resume).to_text(version) {
+        match self.settings(&worker.0, &job, &resume, version) {
             Ok(settings) => {
                 let welcome = proto::Welcome {
                     job_secret,
@@ -32,19 +32,33 @@ impl Service {
                 };
                 self.send(worker, welcome);
             }
-            Err(error) => self.refuse(worker, &error.to_string()),
+            Err(reason) => self.refuse(worker, &reason),
         }
     }
 
-    fn settings(&self, key: &Key, job: &JobKey, resume: &str) -> Settings {
+    /// The text of a job's settings, or why there is none. Whoever was let in at the door came when the objects were there: one
+    /// that is missing now was deleted.
+    fn settings(
+        &self,
+        key: &Key,
+        job: &JobKey,
+        resume: &str,
+        version: u32,
+    ) -> Result<String, String> {
         let caches = &self.context.caches;
         let training = caches.trainings.get(&ObjectRef::new(&job.name).within(&job.namespace));
         let training = training.as_ref().map(|it| &it.object);
         let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
-        let pool = pool.as_ref().map(|it| &it.object);
+        let pool = pool.ok_or_else(|| format!("AttentionPool {}/{} is gone", key.0, key.1))?;
         // Not known if a server comes back before the trainers; it has heard these settings before.
-        let unknown = words::Attempt { trainers: 0, encryption: Encryption::Off };
+        let is_described = training.is_some();
+        let unknown = words::Attempt { trainers: 0, encryption: Encryption::Off, is_described };
         let attempt = self.attempts.get(job).copied().unwrap_or(unknown);
-        words::settings((job, self.jobs.failovers(job)), training, pool, attempt, resume)
+        if attempt.is_described && training.is_none() {
+            return Err(format!("TrainingJob {}/{} is gone", job.namespace, job.name));
+        }
+        let of = (job, self.jobs.failovers(job));
+        let settings = words::settings(of, training, &pool.object, attempt, resume);
+        settings.map_err(|it| it.to_string())?.to_text(version).map_err(|it| it.to_string())
     }
 }

@@ -4,11 +4,10 @@
 
 use std::collections::BTreeMap;
 
-use cadre_control::{AttentionPlace, Settings, Tolerance, proto};
+use cadre_control::manifest::{BadTolerance, BesideManifest};
+use cadre_control::{AttentionPlace, Settings, proto};
 use cadre_crds::contract::ANNOTATION_ENCRYPTION;
-use cadre_crds::{
-    Attention, AttentionPool, Checkpoint, Encryption, FailurePolicy, Health, TrainingJob, Wire,
-};
+use cadre_crds::{AttentionPool, Encryption, TrainingJob};
 use cadre_desired::pool::Link;
 use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
@@ -20,6 +19,8 @@ pub(super) struct Attempt {
     pub(super) trainers: u32,
     /// Encryption that the attempt began with; the job's spec may have changed since.
     pub(super) encryption: Encryption,
+    /// Whether a `TrainingJob` describes the job.
+    pub(super) is_described: bool,
 }
 
 pub(super) fn hello(hello: proto::Hello) -> Hello {
@@ -116,48 +117,28 @@ pub(super) fn trainers(trainers: Vec<Trainer>) -> proto::Trainers {
     proto::Trainers { trainers: trainers.into_iter().map(trainer).collect() }
 }
 
-/// Settings of a job for a worker, with its failovers so far. For a job of another kind, or a pool
-/// that is not read yet, unknown settings have the defaults of a manifest.
+/// Settings of a job for a worker, with its failovers so far. No `TrainingJob` describes a job of another kind.
 pub(super) fn settings(
     (key, failovers): (&JobKey, u32),
     job: Option<&TrainingJob>,
-    pool: Option<&AttentionPool>,
-    Attempt { trainers, encryption }: Attempt,
+    pool: &AttentionPool,
+    Attempt { trainers, encryption, .. }: Attempt,
     resume: &str,
-) -> Settings {
-    let attention = job.map_or_else(Attention::default, |it| it.spec.attention.clone());
-    let checkpoint = job.map_or_else(Checkpoint::default, |it| it.spec.checkpoint.clone());
-    let suspect = job.map_or_else(FailurePolicy::default, |it| it.spec.failure_policy.clone());
-    let health = pool.map_or_else(Health::default, |it| it.spec.health.clone());
-    Settings {
+) -> Result<Settings, BadTolerance> {
+    let own = BesideManifest {
         job: key.name.clone(),
         attempt: key.attempt,
         trainers: u16::try_from(trainers).unwrap_or(u16::MAX),
         attention: AttentionPlace::Pool,
-        wire: attention.wire.unwrap_or(Wire::F32),
-        reproducible: attention.reproducible,
         encryption,
-        on_pool_loss: attention.on_pool_loss,
-        pool_wait_seconds: attention.pool_wait_seconds,
-        suspect_after_milliseconds: health.suspect_after_milliseconds,
-        trainer_suspect_after_seconds: suspect.suspect_after_seconds,
-        stalled_after_seconds: suspect.stalled_after_seconds,
         // The pod's environment says where.
         checkpoints: std::path::PathBuf::new(),
-        checkpoints_kept: checkpoint.keep,
         failovers,
         resume: Some(resume).filter(|it| !it.is_empty()).map(Into::into),
         headers: None,
-        profile: attention.profile,
-        // The environment of a pod that no job describes says its own.
-        tolerance: job.map(|_| tolerance(attention.tolerance.as_deref())),
         faults: Vec::new(),
-    }
-}
-
-/// What a job says; one that says no ratio is never started.
-fn tolerance(said: Option<&str>) -> Tolerance {
-    said.and_then(|it| it.parse().ok()).unwrap_or(Tolerance::USUAL)
+    };
+    Settings::of(job.map(|it| &it.spec), &pool.spec.health, own)
 }
 
 /// Why a trainer may not join: its pod's annotation about encryption differs from those of earlier
@@ -180,5 +161,34 @@ pub(super) fn to(command: &Command) -> Option<&cadre_views::Who> {
         | Command::View(to, _)
         | Command::Drain { to, .. } => Some(to),
         Command::Notice(..) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::Value;
+
+    use super::*;
+
+    #[test]
+    fn workers_are_told_of_a_manifest_what_the_supervisor_tells_them() {
+        let text = include_str!("../../../testing/manifest.json");
+        let all: BTreeMap<String, Value> = serde_json::from_str(text).expect("JSON");
+        let job: TrainingJob = serde_json::from_value(all["job"].clone()).expect("a job");
+        let pool = serde_json::from_value(all["pool"].clone()).expect("a pool");
+        let key = JobKey { namespace: "n".into(), name: "bible".into(), attempt: 1 };
+        let attempt = Attempt {
+            trainers: job.spec.trainers(),
+            encryption: job.spec.attention.encryption.expect("it says one"),
+            is_described: true,
+        };
+        let settings = settings((&key, 0), Some(&job), &pool, attempt, "").expect("settings");
+        let told = serde_json::to_value(settings).expect("plain data");
+        let (told, expected) = (told.as_object(), all["settings"].as_object());
+        let (told, expected) = told.zip(expected).expect("all fields");
+        assert!(told.keys().eq(expected.keys()), "{told:?}");
+        for (field, value) in expected {
+            assert_eq!(told[field], *value, "{field}");
+        }
     }
 }

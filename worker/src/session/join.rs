@@ -9,7 +9,7 @@ use std::path::PathBuf;
 use std::sync::mpsc::sync_channel;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cadre_control::{AttentionPlace, Settings};
+use cadre_control::{AttentionPlace, Planning, Settings};
 use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::Waker;
 use cadre_kernels::{Choice, Engine, Threads};
@@ -202,12 +202,14 @@ impl Session {
             Tasks::new(Host::InPlace(me), join.memory, protocol, (&shared.provider, shared.now()));
         let conducting = if rank == 0 {
             // A log of headers has its costs.
-            let profile = settings.profile.as_deref().or(contract.profile.as_deref());
+            let (profile, tolerance) = match settings.planning() {
+                Planning::Said { profile, tolerance } => (profile, tolerance),
+                Planning::Environment => (contract.profile.as_deref(), contract.tolerance),
+            };
             let profile = profile.filter(|_| settings.headers.is_none());
             let kinds = join.layers.kinds().iter().zip(&processors);
             let costs = kinds.map(|(it, here)| profile::costs_here(profile, it.heads.dim, here));
             let costs = costs.collect::<Result<Vec<_>, _>>()?;
-            let tolerance = settings.tolerance.unwrap_or(contract.tolerance);
             let planned = (numerics, costs, tolerance);
             Some(conducting(&join, &settings, planned, first, shared.now())?)
         } else {
