@@ -129,6 +129,11 @@ pub fn job_of(pod: &Pod) -> Option<JobKey> {
     Some(JobKey { namespace, name, attempt })
 }
 
+/// Whether a `TrainingJob` describes the job of a trainer's pod: the operator alone numbers attempts.
+pub fn is_described(pod: &Pod) -> bool {
+    label(&pod.metadata, LABEL_ATTEMPT).is_some()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -37,6 +37,12 @@ pub(super) fn identify(
         let named = ObjectRef::new(&of.name).within(&of.namespace);
         Some(caches.trainings.get(&named)?.object.clone())
     });
+    if job.is_none()
+        && let Some(of) = of.filter(|_| identity::is_described(&pod))
+    {
+        let text = format!("TrainingJob {}/{} is not known here yet", of.namespace, of.name);
+        return Err(Answer::Later(text));
+    }
     let is_server = match hello.role() {
         Role::Server => true,
         Role::Trainer => false,

@@ -1,6 +1,7 @@
-//! Jobs of other builds than the operator's.
+//! Jobs of other builds than the operator's, and jobs that it has not read yet.
 
 use std::fs;
+use std::time::Duration;
 
 use cadre_control::client::{self, Attachment, Options, attach};
 use cadre_control::proto::{Hello, Role};
@@ -121,4 +122,36 @@ async fn a_job_is_served_by_servers_of_its_build_and_others_wait_for_one_of_thei
         })
         .await;
     assert_eq!(successor["spec"]["containers"][0]["image"], "cadre:before");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_trainer_whose_job_is_not_read_yet_waits_for_the_settings_that_others_have() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = Server::new();
+    let operator = leading(&server, folder.path()).await;
+    server.put("attentionpools", "p", &pool(1));
+    let labels = json!({"cadre.dev/pool": "p", "cadre.dev/job": "j", "cadre.dev/attempt": "1",
+        "batch.kubernetes.io/job-completion-index": "0"});
+    let meta = json!({"name": "a", "labels": labels});
+    server.put("pods", "a", &json!({"metadata": meta}));
+    server.put("pods", "a", &running());
+    let pod = json!({"metadata": meta});
+    let own = || Hello { trainers: 1, ..hello(Role::Trainer, DATA_VERSION) };
+    // Until it is heard what it waits for, however slow this machine is.
+    loop {
+        let (endpoint, hello) = called(&operator, &pod, own());
+        let options = Options { welcome: Some(Duration::from_secs(1)), ..Options::default() };
+        let came = tokio::task::spawn_blocking(|| attach(endpoint, hello, options)).await;
+        let refused = came.expect("no panic").expect_err("nobody knows its job").to_string();
+        if refused.contains("TrainingJob n/j is not known here yet") {
+            break;
+        }
+    }
+    let mut one = job();
+    one["spec"]["nodes"] = 1.into();
+    one["spec"]["failurePolicy"] = json!({"suspectAfterSeconds": 21, "stalledAfterSeconds": 61});
+    server.put("trainingjobs", "j", &one);
+    let welcome = come(&operator, &pod, own()).await.expect("it trains").welcome;
+    let settings: Value = serde_json::from_str(&welcome.settings).expect("JSON");
+    assert_eq!(settings["trainer_suspect_after_seconds"], 21);
 }
