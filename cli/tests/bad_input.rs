@@ -263,6 +263,17 @@ fn a_trainer_of_a_job_names_the_variable_that_it_misses() {
     assert!(said.contains("CADRE_MEMORY_MIB is not set"), "{said}");
     let said = trainer(&[("CADRE_MEMORY_MIB", "64")]);
     assert!(said.contains("CADRE_RESUME is not set"), "{said}");
-    let said = trainer(&[("CADRE_MEMORY_MIB", "much"), ("CADRE_RESUME", "none")]);
+    let (memory, resume) = (("CADRE_MEMORY_MIB", "64"), ("CADRE_RESUME", "none"));
+    let (world, rank) = (("WORLD_SIZE", "1"), ("LOCAL_RANK", "0"));
+    let said = trainer(&[memory, resume]);
+    assert!(said.contains("WORLD_SIZE is not set"), "{said}");
+    let said = trainer(&[memory, resume, world]);
+    assert!(said.contains("LOCAL_RANK is not set"), "{said}");
+    // In a pod the loopback is nobody else's.
+    let pod = [("CADRE_CONTROL", "https://nowhere:1"), ("CADRE_CONTROL_CA", "/nowhere")];
+    let pod = [&pod[..], &[("CADRE_CONTROL_TOKEN", "/nowhere"), memory, resume, world, rank]];
+    let said = trainer(&pod.concat());
+    assert!(said.contains("CADRE_HOST is not set"), "{said}");
+    let said = trainer(&[("CADRE_MEMORY_MIB", "much"), resume, world, rank]);
     assert!(said.contains("CADRE_MEMORY_MIB is \"much\", which is no"), "{said}");
 }

@@ -70,7 +70,7 @@ pub const MASTER_ADDR: &str = "MASTER_ADDR";
 pub const MASTER_PORT: &str = "MASTER_PORT";
 /// Number of the trainer, from 0.
 pub const RANK: &str = "RANK";
-/// Trainers of the job.
+/// Trainers of the job. A trainer with [`CADRE_ATTEMPT`] has to have it, and [`LOCAL_RANK`].
 pub const WORLD_SIZE: &str = "WORLD_SIZE";
 /// Number of the trainer in its pod, from 0.
 pub const LOCAL_RANK: &str = "LOCAL_RANK";
@@ -97,7 +97,7 @@ pub const CADRE_CONTROL: &str = "CADRE_CONTROL";
 pub const CADRE_CONTROL_CA: &str = "CADRE_CONTROL_CA";
 /// File with the token that a pod shows to the control service.
 pub const CADRE_CONTROL_TOKEN: &str = "CADRE_CONTROL_TOKEN";
-/// IP address of this machine, or of the pod, that peers reach it by; not set: the loopback's.
+/// IP address of this machine, or of the pod, that peers reach it by. A pod has to have it; elsewhere, not set: the loopback's.
 pub const CADRE_HOST: &str = "CADRE_HOST";
 /// [`ROLE_TRAINER`] or [`ROLE_SERVER`].
 pub const CADRE_ROLE: &str = "CADRE_ROLE";
@@ -111,7 +111,7 @@ pub const CADRE_MEMORY_MIB: &str = "CADRE_MEMORY_MIB";
 /// See [`CADRE_MEMORY_MIB`].
 pub const TRAINER_MEMORY_MIB: u32 = 4096;
 /// Calibration that plans are made with: a file, or a name that ships with Cadre; not set: nominal costs. Read by workers of control
-/// version 2, and in pods that no job describes; else the settings say it.
+/// version 2, and in pods that no job describes, which log what they take; else the settings say it.
 pub const CADRE_PROFILE: &str = "CADRE_PROFILE";
 /// How uneven plans may be, the last finish over the mean, 1 to 2; not set: 1.002. Read as [`CADRE_PROFILE`].
 pub const CADRE_TOLERANCE: &str = "CADRE_TOLERANCE";

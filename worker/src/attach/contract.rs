@@ -3,6 +3,7 @@
 //! In: variables that the controller sets on every trainer and server. Out: a [`Contract`], whose values are those of its types; how
 //! rows of this process may move; the hello that it says.
 
+use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
@@ -36,9 +37,9 @@ pub struct Contract {
     pub local_rank: u16,
     /// Memory of a trainer for rows of others, in MiB.
     pub memory_mib: u32,
-    /// Calibration that plans are made with, where the settings say none.
+    /// Calibration that plans are made with, where the settings leave it to the environment.
     pub profile: Option<String>,
-    /// How uneven plans may be, where the settings do not say it.
+    /// How uneven plans may be, where the settings leave it to the environment.
     pub tolerance: Tolerance,
     /// Folder of checkpoints; empty if the controller names it.
     pub checkpoints: PathBuf,
@@ -75,14 +76,20 @@ impl Contract {
         };
         let incarnation = optional(contract::CADRE_INCARNATION)?.unwrap_or(0);
         let attempt = optional(contract::CADRE_ATTEMPT)?;
-        // What a trainer needs before its settings come. A pod that no job describes may leave both out.
+        // What a trainer needs before its settings come. A pod that no job describes may leave it out, and says what it takes.
         let described = attempt.is_some() && role == Role::Trainer;
-        let needed = |name| match std::env::var_os(name) {
-            None if described => Err(Error::Missing { variable: name }),
+        let needed = |name, is_needed: bool| match std::env::var_os(name) {
+            None if is_needed => Err(Error::Missing { variable: name }),
             value => Ok(value),
         };
-        needed(contract::CADRE_MEMORY_MIB)?;
-        let resume = needed(contract::CADRE_RESUME)?.filter(|it| it != contract::RESUME_NONE);
+        needed(contract::CADRE_MEMORY_MIB, described)?;
+        let resume = needed(contract::CADRE_RESUME, described)?;
+        needed(contract::WORLD_SIZE, described)?;
+        needed(contract::LOCAL_RANK, described)?;
+        // Processes of one machine reach each other by its loopback.
+        needed(contract::CADRE_HOST, in_pod)?;
+        let is_plain = attempt.is_none() && role == Role::Trainer;
+        let (memory_mib, tolerance) = (contract::TRAINER_MEMORY_MIB, Tolerance::USUAL);
         Ok(Self {
             control,
             me: PeerId { role, index, incarnation },
@@ -90,11 +97,10 @@ impl Contract {
             host: optional(contract::CADRE_HOST)?.unwrap_or(IpAddr::V4(Ipv4Addr::LOCALHOST)),
             attempt: attempt.unwrap_or(1),
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
-            local_rank: optional(contract::LOCAL_RANK)?.unwrap_or(0),
-            memory_mib: optional(contract::CADRE_MEMORY_MIB)?
-                .unwrap_or(contract::TRAINER_MEMORY_MIB),
+            local_rank: assumed(contract::LOCAL_RANK, 0, is_plain)?,
+            memory_mib: assumed(contract::CADRE_MEMORY_MIB, memory_mib, is_plain)?,
             profile: std::env::var(contract::CADRE_PROFILE).ok(),
-            tolerance: optional(contract::CADRE_TOLERANCE)?.unwrap_or_default(),
+            tolerance: assumed(contract::CADRE_TOLERANCE, tolerance, is_plain)?,
             // Under `cadre run` the settings name it.
             checkpoints: match file(contract::CADRE_CHECKPOINTS) {
                 None if in_pod && role == Role::Trainer => {
@@ -102,7 +108,7 @@ impl Contract {
                 }
                 folder => folder.unwrap_or_default(),
             },
-            resume: resume.map(PathBuf::from),
+            resume: resume.filter(|it| it != contract::RESUME_NONE).map(PathBuf::from),
         })
     }
 
@@ -212,6 +218,19 @@ fn variable(name: &'static str) -> Result<String, Error> {
 
 fn number<T: FromStr>(name: &'static str) -> Result<T, Error> {
     optional(name)?.ok_or(Error::Missing { variable: name })
+}
+
+/// A variable of which a value is assumed where it is left out, which is logged where nothing else says the same.
+fn assumed<T: FromStr + Display>(
+    name: &'static str,
+    value: T,
+    is_logged: bool,
+) -> Result<T, Error> {
+    let said = optional(name)?;
+    if said.is_none() && is_logged {
+        tracing::info!("{name} is not set: it is taken as {value}");
+    }
+    Ok(said.unwrap_or(value))
 }
 
 /// A variable that may be left out.
