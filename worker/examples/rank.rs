@@ -8,14 +8,13 @@
 use std::num::NonZeroU16;
 use std::process::ExitCode;
 
-use cadre_control::proto::finished::Outcome as Kind;
-use cadre_planner::{DocumentId, Heads, Mask, Stretch};
-use cadre_worker::process::arm_parent_death;
+use cadre_worker::session::finished::Outcome as Kind;
+use cadre_worker::session::process::arm_parent_death;
 use cadre_worker::session::{
-    Contract, Direction, Ending, Inputs, Join, Kind as Layer, KvHeads, Layers, Lengths,
-    NanoLengths, Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone, Turns,
+    Contract, Direction, DocumentId, Ending, EngineChoice, ExchangeChoice, Heads, Inputs, Join,
+    Kind as Layer, KvHeads, Layers, Lengths, Mask, NanoLengths, Next, Outcome, Outputs, PhaseAt,
+    Rows, RowsMut, Session, StepDone, Stretch, Threads, Turns,
 };
-use cadre_worker::{Choice, ExchangeChoice, Threads};
 use xxhash_rust::xxh3::xxh3_64;
 
 const STEPS: u64 = 3;
@@ -43,7 +42,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             kv_heads: KvHeads::Apart,
             steps: Some(STEPS),
             seed: 0,
-            engine: Choice::Cpu,
+            engine: EngineChoice::Cpu,
             gpu: None,
             threads: Threads::ONE,
             memory: 1 << 30,

@@ -23,7 +23,7 @@ use std::time::Duration;
 
 use anyhow::anyhow;
 use cadre_kernels::{Choice, Threads};
-use cadre_worker::process::{Termination, last_words};
+use cadre_worker::session::process::{Termination, arm_parent_death, last_words};
 use cadre_worker::session::{ExchangeChoice, KvHeads, Session, Turns};
 
 use self::prepare::Failure;
@@ -94,7 +94,7 @@ const STOPPED: u8 = 143;
 ///
 /// The job failed, or this process cannot join it: exit code 3. Bad input is printed here: 2.
 pub fn trainer_main(args: TrainArgs) -> anyhow::Result<ExitCode> {
-    cadre_worker::process::arm_parent_death()?;
+    arm_parent_death()?;
     match Process::prepare(args) {
         Ok(process) => process.run(),
         Err(Failure::BadInput(message)) => {

@@ -12,7 +12,7 @@ use std::sync::Arc;
 
 use anyhow::{Context as _, anyhow};
 use cadre_kernels::{Engine, Linear};
-use cadre_worker::process::Termination;
+use cadre_worker::session::process::Termination;
 use cadre_worker::session::{
     Contract, Join, JoinError, Session, Settings, Turns, links::Greeter, notice,
 };

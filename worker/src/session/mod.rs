@@ -62,8 +62,8 @@ pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
 pub use self::rows::{Rows, RowsMut};
 
-// What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and of this one
-// `cadre_worker::process` alone beside. `scripts/purity` holds the reference trainer to it.
+// What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and nothing else of this one.
+// `scripts/purity` holds the reference trainer and the example to it.
 pub use crate::attach::{ASSEMBLE, Contract};
 pub use crate::headers;
 pub use crate::io::exchange::Choice as ExchangeChoice;
@@ -72,6 +72,7 @@ pub use crate::trace::{Activity, Tracer};
 pub use cadre_control::proto::{finished, notice};
 pub use cadre_control::{Endpoint, Settings};
 pub use cadre_crds::Wire;
+pub use cadre_kernels::{Choice as EngineChoice, Threads};
 pub use cadre_planner::{DocumentId, Heads, Mask, Stretch, Tolerance};
 pub use cadre_step::envelope::{Ending, Lengths, NanoLengths, StepDone};
 pub use cadre_step::header::{Header, KvHeads};
@@ -83,6 +84,11 @@ pub use cadre_step::turns::{Error as TurnsError, Turn, Turns, Which};
 /// Links of the ranks among themselves, over which the session's [`Session::greeter`] proves who is there.
 pub mod links {
     pub use cadre_exchange::{Caller, Encryption, Greeter, Guest, PeerId, Purpose, Stream, Waker};
+}
+
+/// What a rank's process does about its parent and its signals. The session itself does nothing about them.
+pub mod process {
+    pub use crate::process::{Error, Termination, arm_parent_death, last_words};
 }
 
 /// What the conductor wants next.
