@@ -192,8 +192,8 @@ impl Session {
             let inputs = match &gradients {
                 None => Inputs::Forward { q, k, v },
                 Some(([o, lse, dout], dlse)) => {
-                    let (o, lse, dout) = (o.rows(), lse.f32s()?, dout.rows());
-                    let dlse = dlse.as_ref().map(Tensor::f32s).transpose()?;
+                    let (o, lse, dout) = (o.rows(), lse.per_head()?, dout.rows());
+                    let dlse = dlse.as_ref().map(Tensor::per_head).transpose()?;
                     Inputs::Backward { q, k, v, o, lse, dout, dlse }
                 }
             };
@@ -235,7 +235,7 @@ impl Session {
                 return found.map(|it| it.map(|it| it.to_string()));
             }
             let outputs = match &mut tensors[..] {
-                [o, lse] => Outputs::Forward { o: o.rows_mut(), lse: lse.f32s_mut()? },
+                [o, lse] => Outputs::Forward { o: o.rows_mut(), lse: lse.per_head_mut()? },
                 [dq, dk, dv] => {
                     let (dq, dk, dv) = (dq.rows_mut(), dk.rows_mut(), dv.rows_mut());
                     Outputs::Backward { dq, dk, dv }

@@ -10,7 +10,7 @@
 
 use cadre_kernels::device::tables::Plain;
 use cadre_kernels::device::{Gpu, Lent, LentMut, Slice, SliceMut, Spread};
-use cadre_worker::session::{Rows, RowsMut};
+use cadre_worker::session::{PerHead, PerHeadMut, Rows, RowsMut};
 use half::bf16;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -230,6 +230,16 @@ impl Tensor {
     pub(crate) fn f32s_mut(&mut self) -> PyResult<&mut [f32]> {
         self.check_f32()?;
         Ok(self.lend_mut())
+    }
+
+    /// The same, as a session takes them.
+    pub(crate) fn per_head(&self) -> PyResult<PerHead<'_>> {
+        self.f32s().map(PerHead::f32)
+    }
+
+    /// The same, as a session writes them.
+    pub(crate) fn per_head_mut(&mut self) -> PyResult<PerHeadMut<'_>> {
+        self.f32s_mut().map(PerHeadMut::f32)
     }
 
     fn check_f32(&self) -> PyResult<()> {

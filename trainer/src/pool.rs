@@ -9,8 +9,8 @@ use std::collections::BTreeMap;
 
 use cadre_kernels::{Threads, wire};
 use cadre_worker::session::{
-    self, Direction, Inputs, Layers, Outputs, PhaseAt, PlannedStep, Rank, Rows, RowsMut, Ticket,
-    Wire,
+    self, Direction, Inputs, Layers, Outputs, PerHead, PerHeadMut, PhaseAt, PlannedStep, Rank,
+    Rows, RowsMut, Ticket, Wire,
 };
 use half::bf16;
 
@@ -120,7 +120,8 @@ impl Attention for Pool<'_> {
         };
         let mut out = vec![0.0; phase.q.len()];
         phase.lse = vec![0.0; phase.q.len() / dim];
-        let to = Outputs::Forward { o: RowsMut::f32(&mut out), lse: &mut phase.lse };
+        let to =
+            Outputs::Forward { o: RowsMut::f32(&mut out), lse: PerHeadMut::f32(&mut phase.lse) };
         self.rank.wait(ticket, to)?;
         sink(&mut out, &mut phase.lse, sinks);
         phase.sinks = sinks.to_vec();
@@ -138,7 +139,7 @@ impl Attention for Pool<'_> {
             k: phase.k.rows(),
             v: phase.v.rows(),
             o: Rows::f32(&out),
-            lse: &phase.lse,
+            lse: PerHead::f32(&phase.lse),
             dout: Rows::f32(&dout),
             dlse: None,
         };

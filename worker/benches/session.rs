@@ -28,7 +28,7 @@ use cadre_worker::io::{Asked, Handle, Notice, Request};
 use cadre_worker::launch::AtOnce;
 use cadre_worker::memory::{Host, HostRows};
 use cadre_worker::session::{
-    Direction, Inputs, Lengths, Model, Next, Outputs, PhaseAt, Rank, Rows, RowsMut,
+    Direction, Inputs, Lengths, Model, Next, Outputs, PerHeadMut, PhaseAt, Rank, Rows, RowsMut,
 };
 use cadre_worker::trace::Tracer;
 
@@ -115,7 +115,10 @@ fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
         let makers = [(Work(0), server)].into();
         outlet.tell(Notice::Whole(Box::new(Whole { at, landed, makers })));
         let start = Instant::now();
-        let whole = rank.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse });
+        let whole = rank.wait(
+            ticket,
+            Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) },
+        );
         took += start.elapsed();
         whole.expect("it is whole");
         times.push(took.as_secs_f64() * 1e6);

@@ -12,8 +12,8 @@ use cadre_worker::session::finished::Outcome as Kind;
 use cadre_worker::session::process::arm_parent_death;
 use cadre_worker::session::{
     Contract, Direction, DocumentId, Ending, EngineChoice, ExchangeChoice, Heads, Inputs, Join,
-    Kind as Layer, KvHeads, Layers, Lengths, Mask, NanoLengths, Next, Outcome, Outputs, PhaseAt,
-    Rows, RowsMut, Session, StepDone, Stretch, Threads, Turns,
+    Kind as Layer, KvHeads, Layers, Lengths, Mask, NanoLengths, Next, Outcome, Outputs, PerHead,
+    PerHeadMut, PhaseAt, Rows, RowsMut, Session, StepDone, Stretch, Threads, Turns,
 };
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -104,7 +104,10 @@ fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
         let phase = PhaseAt { layer, nano: 0, direction: Direction::Forward };
         let ticket = session.submit(phase, inputs)?;
         let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; QUERY / usize::from(HEADS.dim)]);
-        session.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse })?;
+        session.wait(
+            ticket,
+            Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) },
+        )?;
         println!("step {step} rank {rank} layer {layer} o {:016x}", digest(&[&o, &lse]));
         kept.push((q, k, v, o, lse));
     }
@@ -112,6 +115,7 @@ fn run(session: &Session, step: u64) -> Result<(), Box<dyn std::error::Error>> {
     for (layer, (q, k, v, o, lse)) in backward.rev() {
         let dout = numbers([step, layer as u64, rank.into()], 3, QUERY);
         let [q, k, v, o, dout] = [q, k, v, o, &dout].map(|it| Rows::f32(it));
+        let lse = PerHead::f32(lse);
         let inputs = Inputs::Backward { q, k, v, o, lse, dout, dlse: None };
         let phase = PhaseAt { layer, nano: 0, direction: Direction::Backward };
         let ticket = session.submit(phase, inputs)?;

@@ -232,7 +232,7 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
         ("early", "rank 1: a phase was submitted, but no step has begun: call begin first"),
         (
             "room",
-            "rank 1: LSE of step 0, layer 0, nano-batch 0, forward has 3 elements, not 32 rows of 2 heads",
+            "rank 1: LSE of step 0, layer 0, nano-batch 0, forward has 3 elements, not 32 rows of 2",
         ),
         (
             "layers",

@@ -11,7 +11,7 @@ use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::ExchangeChoice;
 use cadre_worker::session::{
     Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths,
-    Next, Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, Turns,
+    Next, Outcome, Outputs, PerHead, PerHeadMut, PhaseAt, Rows, RowsMut, Session, Turns,
 };
 
 const ROWS: usize = 32;
@@ -118,7 +118,7 @@ fn phase(session: &Session, mistake: &str) -> Result<(), Error> {
     let keys = if mistake == "rows" { &KV[..31] } else { &KV[..] };
     let (q, k, v) = (Rows::f32(&QUERY), Rows::f32(keys), Rows::f32(&KV));
     let inputs = if mistake == "direction" {
-        let (lse, dout) = (&[0.0; ROWS * 2][..], Rows::f32(&QUERY));
+        let (lse, dout) = (PerHead::f32(&[0.0; ROWS * 2]), Rows::f32(&QUERY));
         Inputs::Backward { q, k, v, o: dout, lse, dout, dlse: None }
     } else {
         Inputs::Forward { q, k, v }
@@ -126,5 +126,6 @@ fn phase(session: &Session, mistake: &str) -> Result<(), Error> {
     let ticket = session.submit(phase, inputs)?;
     let (mut o, mut lse) = (vec![0.0; QUERY.len()], vec![0.0; ROWS * 2]);
     let lse = if mistake == "room" { &mut lse[..3] } else { &mut lse[..] };
+    let lse = PerHeadMut::f32(lse);
     session.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse })
 }

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use cadre_planner::{DocumentId, Heads, Stretch};
 use cadre_worker::session::{
     Contract, Direction, Ending, Inputs, Kind as Layer, Layers, Lengths, NanoLengths, Next,
-    Outcome, Outputs, PhaseAt, Rows, RowsMut, Session, StepDone,
+    Outcome, Outputs, PerHead, PerHeadMut, PhaseAt, Rows, RowsMut, Session, StepDone,
 };
 
 const ROWS: usize = 32;
@@ -100,7 +100,10 @@ fn step(session: &Session) -> Result<(), Box<dyn std::error::Error>> {
                     let (mut o, mut lse) = (vec![0.0; query], vec![0.0; ROWS * 2]);
                     session.wait(
                         ticket,
-                        Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse },
+                        Outputs::Forward {
+                            o: RowsMut::f32(&mut o),
+                            lse: PerHeadMut::f32(&mut lse),
+                        },
                     )?;
                     Ok((o, lse))
                 })
@@ -124,9 +127,9 @@ fn step(session: &Session) -> Result<(), Box<dyn std::error::Error>> {
             k: Rows::f32(&it.k),
             v: Rows::f32(&it.v),
             o: Rows::f32(o),
-            lse,
+            lse: PerHead::f32(lse),
             dout: Rows::f32(&it.dout),
-            dlse: Some(&it.dlse),
+            dlse: Some(PerHead::f32(&it.dlse)),
         };
         let ticket = session.submit(phase, inputs)?;
         let (mut dq, mut dk, mut dv) =

@@ -9,17 +9,17 @@ use cadre_planner::RankId;
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
 
-use super::rows::{Rows, RowsMut};
+use super::rows::{PerHead, PerHeadMut, Rows, RowsMut};
 use crate::heads::HeadByHead;
 use crate::launch::PhaseRows;
 use crate::memory::{Memory, Place as _};
 use crate::merge::NotFinite;
 
 /// Rows of one phase: this rank's stretch of the packed stream of its nano-batch.
-pub type Inputs<'a> = PhaseInputs<Rows<'a>, &'a [f32]>;
+pub type Inputs<'a> = PhaseInputs<Rows<'a>, PerHead<'a>>;
 
 /// Where the results of one phase go.
-pub type Outputs<'a> = PhaseOutputs<RowsMut<'a>, &'a mut [f32]>;
+pub type Outputs<'a> = PhaseOutputs<RowsMut<'a>, PerHeadMut<'a>>;
 
 /// What a phase reads: rows of `R`, and `S` with a number for each row and query head.
 #[derive(Clone, Copy, Debug)]
@@ -102,15 +102,6 @@ impl Sizes {
     pub(super) fn kv(&self) -> usize {
         self.kv_heads * self.dim
     }
-
-    fn heads(&self, name: &'static str, values: &[f32]) -> Result<(), (&'static str, String)> {
-        let expected = self.rows * self.query_heads;
-        if values.len() == expected {
-            return Ok(());
-        }
-        let (rows, heads) = (self.rows, self.query_heads);
-        Err((name, format!("has {} elements, not {rows} rows of {heads} heads", values.len())))
-    }
 }
 
 /// A tensor of a phase with its name.
@@ -177,7 +168,9 @@ impl Inputs<'_> {
             Tensor::Rows(name, it, width) => {
                 it.check(sizes.rows, width).map_err(|what| (name, what))
             }
-            Tensor::Heads(name, it) => sizes.heads(name, it),
+            Tensor::Heads(name, it) => {
+                it.0.check(sizes.rows, sizes.query_heads).map_err(|what| (name, what))
+            }
         })
     }
 
@@ -190,7 +183,7 @@ impl Inputs<'_> {
     ) -> Result<PhaseRows<M>, device::Error> {
         let rows = |rows: Rows<'_>, width| place.hold(rows.to_wire(sizes.wire, form, width));
         let scalars =
-            |values| place.hold(Rows::f32(values).to_wire(Wire::F32, form, sizes.query_heads));
+            |values: Rows<'_>| place.hold(values.to_wire(Wire::F32, form, sizes.query_heads));
         let qkv = |q, k, v| -> Result<[M; 3], device::Error> {
             Ok([rows(q, sizes.query())?, rows(k, sizes.kv())?, rows(v, sizes.kv())?])
         };
@@ -203,11 +196,12 @@ impl Inputs<'_> {
                 let [q, k, v] = qkv(q, k, v)?;
                 let [wide, out] = [dout, o].map(|it| it.to_f32s(sizes.rows, sizes.query()));
                 let mut delta = delta(threads, sizes.dim, &wide, &out);
-                for (delta, dlse) in delta.iter_mut().zip(dlse.unwrap_or_default()) {
+                let dlse = dlse.map(|it| it.0.to_f32s(sizes.rows, sizes.query_heads));
+                for (delta, dlse) in delta.iter_mut().zip(dlse.iter().flat_map(|it| it.iter())) {
                     *delta -= dlse;
                 }
                 let dout = rows(dout, sizes.query())?;
-                let (lse, delta) = (scalars(lse)?, scalars(&delta)?);
+                let (lse, delta) = (scalars(lse.0)?, scalars(Rows::f32(&delta))?);
                 Ok(PhaseRows { q, k, v, gradients: Some([dout, lse, delta]) })
             }
         }
@@ -220,7 +214,9 @@ impl Outputs<'_> {
             Tensor::Rows(name, it, width) => {
                 it.check(sizes.rows, width).map_err(|what| (name, what))
             }
-            Tensor::Heads(name, it) => sizes.heads(name, it),
+            Tensor::Heads(name, it) => {
+                it.0.check(sizes.rows, sizes.query_heads).map_err(|what| (name, what))
+            }
         })
     }
 }

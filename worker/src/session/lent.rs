@@ -21,7 +21,7 @@ use cadre_kernels::device::{
 use cadre_step::phases::{Direction, PhaseAt};
 
 use super::call::{Error, Inputs, Outputs, PhaseInputs, PhaseOutputs, Sizes, Tensor, name};
-use super::rows::{Rows, RowsMut};
+use super::rows::{PerHead, PerHeadMut, Rows, RowsMut};
 use super::side::{Awaited, lock};
 use super::{Rank, Ticket};
 
@@ -102,7 +102,7 @@ impl Arriving {
     ) -> Result<T, device::Error> {
         let landed = self.coming.land()?;
         let all: Vec<_> = landed.iter().zip(&self.elements).map(|it| rows(it.0, *it.1)).collect();
-        let f32s = |at: usize| landed[at].slice::<f32>();
+        let f32s = |at: usize| PerHead::f32(landed[at].slice());
         take(match self.direction {
             Direction::Forward => Inputs::Forward { q: all[0], k: all[1], v: all[2] },
             Direction::Backward => Inputs::Backward {
@@ -147,7 +147,7 @@ impl<'a> LentOutputs<'a> {
         match (self, rooms) {
             (Self::Forward { o, .. }, [to_o, to_lse]) => fill(Outputs::Forward {
                 o: rows_mut(to_o, o.as_lent().element()),
-                lse: to_lse.slice_mut(),
+                lse: PerHeadMut::f32(to_lse.slice_mut()),
             }),
             (Self::Backward { dq, dk, dv }, [to_q, to_k, to_v]) => fill(Outputs::Backward {
                 dq: rows_mut(to_q, dq.as_lent().element()),

@@ -60,7 +60,7 @@ use self::leave::BusyTold;
 pub use self::leave::{Outcome, Panicked};
 pub use self::lent::{LentInputs, LentOutputs};
 pub use self::rank::{Model, Rank};
-pub use self::rows::{Rows, RowsMut};
+pub use self::rows::{PerHead, PerHeadMut, Rows, RowsMut};
 
 // What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and nothing else of this one.
 // `scripts/purity` holds the reference trainer and the example to it.

@@ -196,7 +196,7 @@ impl Rank {
         inputs
             .check(&due.sizes)
             .map_err(|(tensor, what)| self.refuse(self.rows(step, phase, tensor, what)))?;
-        let submitted = self.side.submit((due.at, phase), inputs, (&due.sizes, &due.form));
+        let submitted = self.side.submit((due.at, phase), &inputs, (&due.sizes, &due.form));
         submitted.map_err(|source| self.refuse(self.device(step, phase, source)))?;
         Ok(self.submitted(due, phase))
     }

@@ -197,6 +197,40 @@ impl<'a> RowsMut<'a> {
     }
 }
 
+/// Numbers to read, f32, one for each query head of a row: those of a row side by side.
+#[derive(Clone, Copy, Debug)]
+pub struct PerHead<'a>(pub(super) Rows<'a>);
+
+/// Such numbers to write.
+#[derive(Debug)]
+pub struct PerHeadMut<'a>(pub(super) RowsMut<'a>);
+
+impl<'a> PerHead<'a> {
+    /// Those of one row behind those of the one before.
+    pub fn f32(values: &'a [f32]) -> Self {
+        Self(Rows::f32(values))
+    }
+
+    /// The same numbers, those of each row beginning `elements` behind those of the one before.
+    #[must_use]
+    pub fn every(self, elements: usize) -> Self {
+        Self(self.0.every(elements))
+    }
+}
+
+impl<'a> PerHeadMut<'a> {
+    /// As [`PerHead::f32`].
+    pub fn f32(values: &'a mut [f32]) -> Self {
+        Self(RowsMut::f32(values))
+    }
+
+    /// As [`PerHead::every`]; what lies between is left alone.
+    #[must_use]
+    pub fn every(self, elements: usize) -> Self {
+        Self(self.0.every(elements))
+    }
+}
+
 fn check(length: usize, distance: Option<usize>, rows: usize, width: usize) -> Result<(), String> {
     match distance {
         None if length == rows * width => Ok(()),

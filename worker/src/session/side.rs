@@ -46,7 +46,7 @@ pub(super) trait Side: Send + Sync {
     fn submit(
         &self,
         phase: (At, PhaseAt),
-        inputs: Inputs<'_>,
+        inputs: &Inputs<'_>,
         form: (&Sizes, &HeadByHead),
     ) -> Result<(), device::Error>;
 
@@ -156,7 +156,7 @@ impl<M: Memory> Side for Keeping<M> {
     fn submit(
         &self,
         (at, phase): (At, PhaseAt),
-        inputs: Inputs<'_>,
+        inputs: &Inputs<'_>,
         form: (&Sizes, &HeadByHead),
     ) -> Result<(), device::Error> {
         let rows = inputs.hold(form, &*lock(&self.place), self.threads)?;

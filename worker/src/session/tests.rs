@@ -8,16 +8,18 @@ use std::time::Duration;
 
 use cadre_exchange::{Buffer, Waker};
 use cadre_kernels::{Engine, Threads};
-use cadre_planner::BundleId;
+use cadre_planner::{BundleId, RankId};
 use cadre_protocol::{Peer, ServerId, TrainerId, Work};
 use cadre_step::header::{Header, Member};
 
+use super::call::Sizes;
 use super::*;
 use crate::compute::Compute;
+use crate::heads::HeadByHead;
 use crate::io::queues::{Outlet, Owed, notices};
 use crate::io::rows::{Landed, Part, Values, Whole};
 use crate::io::{Asked, Handle, Notice, Request};
-use crate::launch::AtOnce;
+use crate::launch::{AtOnce, PhaseRows};
 use crate::memory::{Host, HostRows};
 use crate::trace::Tracer;
 
@@ -99,7 +101,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     let ticket = rank.submit(at, forward(&q, &kv, &kv)).unwrap();
     assert!(matches!(requests.try_recv(), Ok(Asked::Submit(..))));
     let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; 7]);
-    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
     assert!(refused.contains("LSE of step 3, layer 0"), "{refused}");
     assert_eq!(mistaken(&requests), refused);
@@ -107,6 +109,36 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     let refused = rank.done(done).unwrap_err().to_string();
     assert!(refused.contains("0 of its 4 phases were waited for"), "{refused}");
     assert_eq!(mistaken(&requests), refused);
+}
+
+/// LSE and dLSE side by side, and with other numbers between the rows.
+#[test]
+fn lse_and_its_gradient_lie_at_any_distance() {
+    let planned = planned(3);
+    let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Backward };
+    let sizes = Sizes::of(&planned, at, RankId(0));
+    let form = HeadByHead::of(&planned.plans[planned.plan_index(at)], RankId(0));
+    let numbers = |count, by| (0..count).map(|it| (it * by % 97) as f32).collect::<Vec<_>>();
+    let (q, kv, dout) = (numbers(QUERY, 31), numbers(KV, 37), numbers(QUERY, 41));
+    let heads = sizes.query_heads;
+    let [lse, dlse] = [43, 47].map(|by| numbers(sizes.rows * heads, by));
+    let apart = |of: &[f32]| -> Vec<f32> {
+        let row = |it: &[f32]| [it, &[f32::NAN; 3]].concat();
+        of.chunks(heads).flat_map(row).collect()
+    };
+    let held = |lse, dlse| {
+        let [q, dout] = [&q, &dout].map(|it| Rows::f32(it));
+        let kv = Rows::f32(&kv);
+        let inputs = Inputs::Backward { q, k: kv, v: kv, o: q, lse, dout, dlse };
+        inputs.check(&sizes).unwrap();
+        let rows: PhaseRows<HostRows> = inputs.hold((&sizes, &form), &Host, Threads::ONE).unwrap();
+        rows.gradients.unwrap().map(|it| it.f32s().to_vec())
+    };
+    let expected = held(PerHead::f32(&lse), Some(PerHead::f32(&dlse)));
+    assert_ne!(expected, held(PerHead::f32(&lse), None), "dLSE is in Δ");
+    let (far_lse, far_dlse) = (apart(&lse), apart(&dlse));
+    let [far_lse, far_dlse] = [&far_lse, &far_dlse].map(|it| PerHead::f32(it).every(heads + 3));
+    assert_eq!(held(far_lse, Some(far_dlse)), expected);
 }
 
 #[test]
@@ -204,7 +236,7 @@ fn a_ticket_of_another_session_or_step_is_refused_at_once() {
     let at = PhaseAt { layer: 0, nano: 0, direction: Direction::Forward };
     let ticket = one.submit(at, Inputs::Forward { q, k: kv, v: kv }).unwrap();
     let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; 1200]);
-    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
     let refused = other.wait(ticket, room).unwrap_err().to_string();
     assert!(refused.contains("forward was waited for, but step 0 of this session"), "{refused}");
     assert_eq!(mistaken(&requests), refused);
@@ -277,14 +309,14 @@ fn results_that_are_not_finite_end_the_job_or_are_handed_over_and_named() {
     };
     let (mut o, mut lse) = (vec![7.0; QUERY], vec![7.0; QUERY / 8]);
     let ticket = run(0);
-    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
     let found = rank.wait_reporting(ticket, room).unwrap().unwrap().to_string();
     assert_eq!(found, told(0));
     let (last, others) = o.split_last().unwrap();
     assert!(last.is_nan() && others.iter().all(|it| it.to_bits() == 0), "they are written");
     assert!(requests.try_recv().is_err(), "the job goes on");
     let ticket = run(1);
-    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+    let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
     assert_eq!(refused, told(1));
     let Ok(Asked::For(Request::Fail(reason))) = requests.try_recv() else { panic!("it goes on") };

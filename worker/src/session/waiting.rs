@@ -26,7 +26,6 @@ use cadre_step::envelope::Ending;
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Outputs, Sizes, name};
-use super::rows::RowsMut;
 use super::side::lock;
 use super::{Next, PhaseAt};
 use crate::compute::{Account, Compute, FLYING, Progress};
@@ -258,8 +257,7 @@ impl<M: Memory> Waiting<M> {
                 let values = Values::of(sizes.wire, &landed);
                 let sums = landed_lse.f32s();
                 let all = o.write_turned(values, &form, sizes.query());
-                let lse = RowsMut::f32(lse);
-                if lse.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
+                if lse.0.write_turned(Values::F32(sums), &form, sizes.query_heads) && all {
                     Ok(())
                 } else {
                     let both = [&values.wide()[..], sums];

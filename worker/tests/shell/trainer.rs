@@ -14,7 +14,9 @@ use cadre_protocol::Phase;
 use cadre_step::envelope::{Ending, StepDone};
 use cadre_step::phases::{Direction, PhaseAt};
 use cadre_step::planned::PlannedStep;
-use cadre_worker::session::{self, Inputs, Next, Outputs, Rank, Rows, RowsMut, Ticket};
+use cadre_worker::session::{
+    self, Inputs, Next, Outputs, PerHead, PerHeadMut, Rank, Rows, RowsMut, Ticket,
+};
 
 use crate::job::Job;
 use crate::truth::Truth;
@@ -234,7 +236,8 @@ impl Main {
                 Direction::Forward => Inputs::Forward { q, k, v },
                 Direction::Backward => {
                     let (o, dout) = (Rows::f32(&own.o), Rows::f32(&own.dout));
-                    Inputs::Backward { q, k, v, o, lse: &own.lse, dout, dlse: None }
+                    let lse = PerHead::f32(&own.lse);
+                    Inputs::Backward { q, k, v, o, lse, dout, dlse: None }
                 }
             };
             self.tickets.push_back(self.session.submit(phase, inputs)?);
@@ -268,7 +271,8 @@ impl Main {
         match direction {
             Direction::Forward => {
                 let (mut o, mut lse) = (vec![0.0; own.o.len()], vec![0.0; own.lse.len()]);
-                let to = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+                let to =
+                    Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
                 self.session.wait(ticket, to)?;
                 same(&o, &own.o).ok_or_else(|| what("O"))?;
                 same(&lse, &own.lse).ok_or_else(|| what("LSE"))

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use cadre_kernels::device::{Buffer, Event, Gpu, Lent, LentMut, Spread, Stream};
 use cadre_worker::session::{
-    Inputs, LentInputs, LentOutputs, Outputs, PhaseAt, Rows, RowsMut, Session, Ticket,
+    Inputs, LentInputs, LentOutputs, Outputs, PerHead, PerHeadMut, PhaseAt, Rows, RowsMut, Session,
+    Ticket,
 };
 
 use super::{Failure, KV, NANOS, QUERY, QUERY_HEADS, ROWS};
@@ -85,7 +86,10 @@ impl Framework for OnHost {
         ticket: Ticket,
     ) -> Result<[Vec<f32>; 2], Failure> {
         let (mut o, mut lse) = (vec![0.0; ROWS * QUERY], vec![0.0; ROWS * QUERY_HEADS]);
-        session.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse })?;
+        session.wait(
+            ticket,
+            Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) },
+        )?;
         Ok([o, lse])
     }
 
@@ -98,7 +102,8 @@ impl Framework for OnHost {
     ) -> Result<Ticket, Failure> {
         let [k, v] = halves(&kv);
         let [q, o, dout] = [q, o, &dout].map(|it| Rows::f32(it));
-        let inputs = Inputs::Backward { q, k, v, o, lse, dout, dlse: Some(&dlse) };
+        let (lse, dlse) = (PerHead::f32(lse), Some(PerHead::f32(&dlse)));
+        let inputs = Inputs::Backward { q, k, v, o, lse, dout, dlse };
         Ok(session.submit(phase, inputs)?)
     }
 

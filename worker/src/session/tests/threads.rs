@@ -6,7 +6,7 @@ use cadre_protocol::Filler;
 
 use super::*;
 use crate::io::queues::MAX_REQUESTS;
-use crate::launch::{BundleRows, PhaseRows};
+use crate::launch::BundleRows;
 
 /// A thread that is not through by then never is.
 const STUCK: Duration = Duration::from_secs(30);
@@ -58,7 +58,7 @@ fn wait(rank: &Arc<Rank>, ticket: Ticket) -> Beside<()> {
     let rank = Arc::clone(rank);
     Beside::run(move || {
         let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; QUERY / 8]);
-        let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: &mut lse };
+        let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
         rank.wait(ticket, room).unwrap();
     })
 }

@@ -25,7 +25,8 @@ use cadre_worker::io::{Asked, Handle, Notice, Request};
 use cadre_worker::launch::Launcher;
 use cadre_worker::memory::{Host, Memory, OnGpu, Place};
 use cadre_worker::session::{
-    Inputs, Lengths, LentInputs, LentOutputs, Model, Next, Outputs, Rank, Rows, RowsMut, Ticket,
+    Inputs, Lengths, LentInputs, LentOutputs, Model, Next, Outputs, PerHead, PerHeadMut, Rank,
+    Rows, RowsMut, Ticket,
 };
 use cadre_worker::trace::Tracer;
 use half::bf16;
@@ -256,9 +257,9 @@ fn same<T: Number + PartialEq + std::fmt::Debug, P: Place>(place: &P, wire: Wire
                     k: k_host,
                     v: v_host,
                     o: o_host,
-                    lse: &lse.host,
+                    lse: PerHead::f32(&lse.host),
                     dout: dout_host,
-                    dlse: Some(&dlse.host),
+                    dlse: Some(PerHead::f32(&dlse.host)),
                 };
                 let ([q, k, v], [o, dout]) =
                     ([&q, &k, &v].map(Tensor::lend), [&o, &dout].map(Tensor::lend));
@@ -295,7 +296,10 @@ fn results<T: Number + PartialEq + std::fmt::Debug, M: Memory>(
         Direction::Forward => {
             let mut o = Room::<T>::new(caller, QUERY);
             let mut lse = Room::<f32>::new(caller, QUERY_HEADS);
-            let outputs = Outputs::Forward { o: T::rows_mut(&mut o.host), lse: &mut lse.host };
+            let outputs = Outputs::Forward {
+                o: T::rows_mut(&mut o.host),
+                lse: PerHeadMut::f32(&mut lse.host),
+            };
             host.rank.wait(of_host, outputs).expect("whole");
             let (to_o, to_lse) = (o.gpu.lend_mut(0, o.spread), lse.gpu.lend_mut(0, lse.spread));
             let outputs = LentOutputs::Forward { o: to_o, lse: to_lse };
