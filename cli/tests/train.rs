@@ -24,6 +24,8 @@ mod heads;
 mod layers;
 #[path = "train/rdma.rs"]
 mod rdma;
+#[path = "train/replays.rs"]
+mod replays;
 #[path = "train/shared.rs"]
 mod shared;
 #[path = "train/threads.rs"]

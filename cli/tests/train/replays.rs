@@ -1,0 +1,41 @@
+//! Runs that are repeated from their headers, of each kind that computes otherwise than the rest. Those with a pool that grew are
+//! in `train.rs`, those of other layers and of summed gradients beside their own tests.
+
+use serde_json::Value;
+
+use super::{JOB, Job, Place, STEPS, rows};
+
+/// Runs a job, and its headers again under `other`, which would plan otherwise.
+fn replay(job: Job, args: &[&str], other: Job) {
+    let place = Place::new();
+    let first = place.bits("first", job, args);
+    let slots = |name: &str| {
+        let slots = |it: &Value| it["slots"].as_array().map_or(0, Vec::len);
+        rows(&place.path(name).join("headers.jsonl")).iter().map(slots).collect::<Vec<_>>()
+    };
+    let headers = place.path("first").join("headers.jsonl").display().to_string();
+    assert_eq!(slots("first").len(), STEPS, "a header for each step");
+    assert_eq!(place.bits("again", other, &["--headers", &headers]), first);
+    // The bits of so few steps seldom show how many slots there were.
+    assert_eq!(slots("again"), slots("first"));
+}
+
+#[test]
+fn headers_give_the_bits_of_rows_in_bf16_again() {
+    let job = Job { wire: "Bf16", ..JOB };
+    replay(job, &[], Job { servers: 3, ..job });
+}
+
+#[test]
+fn headers_give_the_bits_of_attention_in_place_again() {
+    let job = Job { servers: 0, in_place: true, ..JOB };
+    replay(job, &[], job);
+    replay(Job { servers: 1, ..job }, &[], Job { servers: 2, ..job });
+}
+
+/// The log goes on in the second attempt where the checkpoint is that it began with.
+#[test]
+fn headers_of_a_job_that_restarted_give_its_bits_again() {
+    let job = Job { restarts: 1, ..JOB };
+    replay(job, &["--fault", "kill-trainer:1@3:bwd"], Job { servers: 3, ..JOB });
+}
