@@ -158,8 +158,8 @@ impl Cluster {
             ("/usr/local/bin/pause", pause.clone()),
         ];
         Ok(vec![
-            image::write(self.folder().join("pause.image"), PAUSE, &[("/pause", pause)])?,
-            image::write(self.folder().join("cadre.image"), IMAGE, &own)?,
+            image::write(&self.folder().join("pause.image"), PAUSE, &[("/pause", pause)])?,
+            image::write(&self.folder().join("cadre.image"), IMAGE, &own)?,
         ])
     }
 

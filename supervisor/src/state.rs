@@ -304,8 +304,7 @@ impl State {
             "it never registered and is not started again".to_owned()
         } else if loops && is_early {
             format!(
-                "it ended {MAX_CRASHES} times within {within:?}, now by SIGTERM before it joined, and is not started again; find out who sends \
-                 it the signal"
+                "it ended {MAX_CRASHES} times within {within:?}, now by SIGTERM before it joined, and is not started again"
             )
         } else if loops {
             format!("it died {MAX_CRASHES} times within {within:?} and is not started again")

@@ -18,7 +18,7 @@ use clap::{Args, ValueEnum};
 
 use crate::choices::{EngineChoice, ExchangeChoice, Place};
 
-pub(crate) use worker::{Container, ProcessOptions, ServeOptions, TrainOptions, one_line};
+pub(crate) use worker::{Container, ServeOptions, TrainOptions, one_line};
 
 /// Options of `cadre run`; those for trainers override the manifest's.
 #[derive(Args, Clone, Debug)]
