@@ -20,6 +20,7 @@ ROUNDS, UNPAIRED = 4, 2
 # What a form is there to decide, and the order of dQ in which it can differ.
 QUESTIONS = {
     "poll": ("turns at dQ are polled relaxed and with pauses, not acquired at once", ("fixed",)),
+    "later": ("dQ and dK of head dim 128 a step later, under its exponentials", ("fixed", "arrival")),
     "panels": ("dQ of head dim 64 by products over whole panels, not half a panel each", ("fixed", "arrival")),
 }
 

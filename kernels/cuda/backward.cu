@@ -1,6 +1,7 @@
 // The backward kernel: who does what, and its entry points, two a head dim. Everything about it is in backward.cuh.
 #include "backward_columns.cuh"
 #include "backward_keys.cuh"
+#include "backward_later.cuh"
 #include "backward_producer.cuh"
 
 namespace cadre {
@@ -14,6 +15,7 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
     const int group = ptx::warp_uniform(threadIdx.x / kGroup);
     if (threadIdx.x == 0) {
         // Those who load: the thread that claims does not wait for itself; the warps of dQ and of LSE read `tile` too.
+        if constexpr (B::kLater) ptx::barrier_init(at.nobody, kReleases);
         ptx::barrier_init(at.kv_full, 1), ptx::barrier_init(at.kv_empty, kReleases + 3);
         for (int stage = 0; stage < B::kStages; ++stage) {
             ptx::barrier_init(barrier_of(at.q_full, stage), 2);  // the copy, and the step with LSE and Δ
@@ -36,6 +38,8 @@ DEVICE void backward(const BackwardParameters& p, const ptx::TensorMap& q_map, c
         ptx::take_registers<kConsumerRegisters>();
         if constexpr (B::kByColumns) {
             backward_by_columns<D, Cap>(p, shared, group - 1);
+        } else if constexpr (B::kLater) {
+            backward_later<D, Cap>(p, shared, group - 1);
         } else {
             backward_by_keys<D, Cap>(p, shared, group - 1);
         }

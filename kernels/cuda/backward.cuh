@@ -18,7 +18,8 @@
 // head; so dK and dV stay in registers, leave once, and sum in one order. Warpgroup 0: warp 0 loads tiles by TMA, warps
 // 1 and 3 add dQ of a computing warpgroup each to global memory by bulk addition, warp 2 fetches LSE and Δ and says
 // what each step is. Warpgroups 1 and 2 compute: 64 keys each (backward_keys.cuh: D 64, 128), or half of the columns
-// each (backward_columns.cuh: D 256, where 64 keys × 256 × 2 do not fit in registers).
+// each (backward_columns.cuh: D 256, where 64 keys × 256 × 2 do not fit in registers). -DCADRE_LATER builds a form of
+// D 128 for comparison (backward_later.cuh), of 210 KiB.
 //
 // dQ: with `turns` (zeroed, two a dQ tile and head, one for each computing warpgroup) key tiles are added in ascending
 // order, so dQ has the same bits in any launch; a block only ever waits for tiles that are earlier in the list, which
@@ -61,12 +62,19 @@ struct BackwardStep {
     int left, right;
 };
 
+#ifdef CADRE_LATER
+constexpr bool kWithLater = true;
+#else
+constexpr bool kWithLater = false;
+#endif
+
 template <int D>
 struct Backward {
-    static constexpr bool kByColumns = D == 256;  // else by keys
+    static constexpr bool kByColumns = D == 256;            // else by keys
+    static constexpr bool kLater = D == 128 && kWithLater;  // by keys, dQ and dK a step later: backward_later.cuh
     static constexpr int kRows = 64;
     static constexpr int kKeys = kByColumns ? 64 : 128;
-    static constexpr int kStages = 2;
+    static constexpr int kStages = kLater ? 3 : 2;
     static constexpr int kOutStages = kByColumns ? 1 : 2;  // of dO
     static constexpr int kQueryBytes = kRows * D * 2, kKeyBytes = kKeys * D * 2;
     static constexpr int kScoreBytes = kKeys * kRows * 2;
@@ -82,7 +90,8 @@ struct Backward {
         float lse[kStages][kRows], delta[kStages][kRows];  // log2 units; +∞ for rows without a part in this
         BackwardStep step[kStages];
         uint64_t kv_full, kv_empty, q_full[kStages], q_empty[kStages], dout_full[kOutStages], dout_empty[kOutStages];
-        int tile;  // written before kv_full, −1 after the last
+        uint64_t nobody;  // arrived at, never waited for: kLater
+        int tile;         // written before kv_full, −1 after the last
     };
     static_assert(sizeof(Shared) <= 227 * 1024, "a block of sm_90 has 227 KiB of shared memory");
 };
@@ -93,7 +102,7 @@ constexpr int kDqThreads = kGroup + 32;
 
 template <int D>
 struct BackwardAddresses {
-    uint32_t k, v, q, dout, ds, p, dq, kv_full, kv_empty, q_full, q_empty, dout_full, dout_empty;
+    uint32_t k, v, q, dout, ds, p, dq, kv_full, kv_empty, q_full, q_empty, dout_full, dout_empty, nobody;
     DEVICE explicit BackwardAddresses(typename Backward<D>::Shared& s)
         : k(ptx::shared_address(s.k)),
           v(ptx::shared_address(s.v)),
@@ -107,7 +116,8 @@ struct BackwardAddresses {
           q_full(ptx::shared_address(s.q_full)),
           q_empty(ptx::shared_address(s.q_empty)),
           dout_full(ptx::shared_address(s.dout_full)),
-          dout_empty(ptx::shared_address(s.dout_empty)) {}
+          dout_empty(ptx::shared_address(s.dout_empty)),
+          nobody(ptx::shared_address(&s.nobody)) {}
 };
 
 // Calls step(state, head) for each step of a key tile, in the one order that all roles follow: rows from the last to

@@ -128,16 +128,7 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
             release(barrier_of(at.q_empty, stage));
         });
         release(at.kv_empty);
-        const Bundle bundle = p.bundles[tile.bundle];
-        const size_t stride = (size_t)p.kv_heads * D;
-        const int key_in_bundle = key - bundle.kv_offset;
-#pragma unroll
-        for (int r = 0; r < 2; ++r) {
-            const bool held = key_in_bundle + 8 * r >= 0 && key_in_bundle + 8 * r < bundle.kv_rows;
-            const ptrdiff_t first = (ptrdiff_t)(bundle.dkv_row + key_in_bundle) * (ptrdiff_t)stride + tile.kv_head * D;
-            write_gradient(p.dk + first, stride, dk, p.scale, held, r);
-            write_gradient(p.dv + first, stride, dv, 1.f, held, r);
-        }
+        write_gradients<D>(p, tile, key, dk, dv);
     }
 }
 

@@ -137,6 +137,12 @@ DEVICE void backward_fetch(const BackwardParameters& p, typename Backward<D>::Sh
     }
 }
 
+// The first piece of a key tile is of no step, and zero.
+DEVICE void backward_drop_dq(int group) {
+    ptx::named_sync(kDqFull + group, kDqThreads);
+    ptx::named_arrive(kDqEmpty + group, kDqThreads);
+}
+
 // One warp for each computing warpgroup: adds the warpgroup's half of dQ. On sm_90 waiting until the copy engine has
 // read and waiting until it has added are one instruction, so a turn is passed as soon as the staging is free.
 template <int D>
@@ -163,7 +169,11 @@ DEVICE void backward_add_dq(const BackwardParameters& p, typename Backward<D>::S
             const int first = key_tiles<B::kRows, B::kKeys>(task, m, 0, kUnbounded).begin;
             return Rows{dq_index(p, task, m, 0), (uint32_t)(tile.key_tile - most(first, first_tile))};
         };
+        [[maybe_unused]] bool begun = false;
         backward_walk<D>(p, tile, rows, [&](const Rows& rows, int head) {
+            if constexpr (B::kLater) {
+                if (!begun) backward_drop_dq(group), begun = true;
+            }
             const size_t index = (rows.tile + head) * kConsumers + group;
             float* to = p.dq + index * (B::kRows * D / kConsumers);
             const bool ordered = elected && p.turns;

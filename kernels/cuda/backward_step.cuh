@@ -49,6 +49,22 @@ DEVICE void backward_steps(const BackwardAddresses<D>& at, typename Backward<D>:
     stages.next();
 }
 
+// A thread's keys, the first at position `key`, of dK and dV.
+template <int D>
+DEVICE void write_gradients(const BackwardParameters& p, const BackwardTile& tile, int key, const float (&dk)[D / 2],
+                            const float (&dv)[D / 2]) {
+    const Bundle bundle = p.bundles[tile.bundle];
+    const size_t stride = (size_t)p.kv_heads * D;
+    const int key_in_bundle = key - bundle.kv_offset;
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+        const bool held = key_in_bundle + 8 * r >= 0 && key_in_bundle + 8 * r < bundle.kv_rows;
+        const ptrdiff_t first = (ptrdiff_t)(bundle.dkv_row + key_in_bundle) * (ptrdiff_t)stride + tile.kv_head * D;
+        write_gradient(p.dk + first, stride, dk, p.scale, held, r);
+        write_gradient(p.dv + first, stride, dv, 1.f, held, r);
+    }
+}
+
 // Both warpgroups: rows of the loaded K and V that the bundle does not hold become zeros.
 template <int D>
 DEVICE void clear_keys(const BackwardAddresses<D>& at, const Bundle& bundle, int key_tile) {

@@ -15,7 +15,8 @@ constexpr int kReleases = kConsumers * 4;  // arrivals that empty a stage: one a
 constexpr int kConsumerRegisters = 232;
 constexpr int kProducerRegisters = 40;
 
-// Position in a ring of Stages (a power of 2): the how-manieth use it is.
+// Position in a ring of Stages: the how-manieth use it is. (2^32 uses end a ring whose Stages are no power of 2; a
+// launch would take hours for them.)
 template <int Stages>
 struct Ring {
     uint32_t uses = 0;

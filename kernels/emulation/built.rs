@@ -38,12 +38,10 @@ pub(crate) fn checks() -> PathBuf {
     built("main.cpp", "checks/emulation", &["-O1"])
 }
 
-/// The same for backward of head dim 64 whose operands begin at whole panels.
-pub(crate) fn checks_of_whole_panels() -> PathBuf {
-    let form =
-        ["-DCADRE_WHOLE_PANELS", "-DCADRE_DIM=64", "-DCADRE_CAP=Plain", "-DCADRE_ONLY_BACKWARD"];
-    let words: Vec<_> = ["-O1"].into_iter().chain(form).collect();
-    built("main.cpp", "checks-panels/emulation", &words)
+/// The same for a form of some kernels (`scripts/kernels --forms`): its flag, and what is compiled of it.
+pub(crate) fn checks_of_form(form: &str, words: &[&str]) -> PathBuf {
+    let words = [&["-O1", "-DCADRE_FAMILY=Hopper"][..], words].concat();
+    built("main.cpp", &format!("checks-{form}/emulation"), &words)
 }
 
 /// The program that says how tables lie in the kernels' memory.

@@ -40,10 +40,25 @@ fn backward_is_right_on_all_shapes_with_wide_heads() {
     check(&["backward", "256", "3"]);
 }
 
-/// A form that is built for comparison on a GPU (`scripts/kernels --forms`).
+/// Forms that are built for comparison on a GPU (`scripts/kernels --forms`).
 #[test]
 fn backward_by_whole_panels_is_right_too() {
-    check_with(&built::checks_of_whole_panels(), &["backward", "64", "2"]);
+    let words =
+        ["-DCADRE_WHOLE_PANELS", "-DCADRE_DIM=64", "-DCADRE_CAP=Plain", "-DCADRE_ONLY_BACKWARD"];
+    check_with(&built::checks_of_form("panels", &words), &["backward", "64", "2"]);
+}
+
+#[test]
+fn backward_with_gradients_a_step_later_is_right_too() {
+    let words = ["-DCADRE_LATER", "-DCADRE_DIM=128", "-DCADRE_ONLY_BACKWARD"];
+    let program = built::checks_of_form("later", &words);
+    check_with(&program, &["backward", "128", "3"]);
+    check_with(&program, &["backward-softcap", "128", "2"]);
+    for part in ["backward", "backward-softcap"] {
+        let shapes = drawn();
+        let words = [part, "128", "2"].into_iter().chain(shapes.iter().map(String::as_str));
+        check_with(&program, &words.collect::<Vec<_>>());
+    }
 }
 
 #[test]
@@ -54,15 +69,21 @@ fn softcap_is_right_on_all_shapes() {
     check(&["backward-softcap", "256", "1"]);
 }
 
-/// Each number is within the bound that `emulation/reference.hpp` derives for it; no tolerance is fitted to shapes that were seen.
-#[test]
-fn shapes_that_are_drawn_are_within_the_bounds_of_their_roundings() {
+/// Shapes that are drawn, half of them by the commit. A seed of stalls each: odd ones sum dQ in one order, and compare bits over
+/// cuts and launches.
+fn drawn() -> Vec<String> {
     let mut shapes = Vec::new();
     for (first, cases) in seeds::first_seeds("shapes of kernels", 36, 8) {
         shapes.extend((first..first + cases).map(|seed| format!("random {seed}")));
     }
+    shapes
+}
+
+/// Each number is within the bound that `emulation/reference.hpp` derives for it; no tolerance is fitted to shapes that were seen.
+#[test]
+fn shapes_that_are_drawn_are_within_the_bounds_of_their_roundings() {
+    let shapes = drawn();
     for part in ["forward", "backward", "forward-softcap", "backward-softcap"] {
-        // A seed of stalls each: odd ones sum dQ in one order, and compare bits over cuts and launches.
         let words = [part, "0", "2"].into_iter().chain(shapes.iter().map(String::as_str));
         check(&words.collect::<Vec<_>>());
     }
