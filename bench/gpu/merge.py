@@ -35,6 +35,8 @@ NONE = "not measured"
 DIRECTIONS = ("forward", "backward")
 # GPUs of which the planner has a table.
 SHIPPED = ("h100", "h200")
+# How the name of a processor ends that runs the portable kernels.
+PORTABLE = "-portable"
 SHIPPED_SXM = "an H100 and an H200 (SXM)"
 COPIES = ("cadre_copy_rows_16", "cadre_copy_rows_4")
 # Fields of a row that are not kept.
@@ -121,7 +123,7 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
     if bad := not_right(content, [f"cadre_{it}_{dim}" for dim in sorted(dims) for it in DIRECTIONS]):
         raise RefusedError(f"{bad[0]} is not known to be right: remove calibration.json, or run again with all stages")
     device = content.get("device", "")
-    if device and processor != f"gpu-{device.lower().replace(' ', '-')}":
+    if device and processor.removesuffix(PORTABLE) != f"gpu-{device.lower().replace(' ', '-')}":
         raise RefusedError(f"calibration.json is of {processor}, the run was on {device}: remove it, or run again")
     date = content.get("date", "")
     calibration |= {"source": f"{calibration['source']}; commit {content['commit']}, {date or 'no date'}", "date": date}
@@ -137,10 +139,11 @@ def with_calibration(store: dict, content: dict, text: str) -> dict:
 
 
 def shipped(processor: str) -> str:
-    """The GPU whose table of the planner a calibration stands in for; none for a slice of one, or another kind."""
+    """The GPU whose table of the planner a calibration stands in for; none for a slice or another kind of one, or for
+    portable kernels."""
     words = set(processor.split("-"))
     found = [it for it in SHIPPED if it in words]
-    return found[0] if found and not words & {"mig", "pcie", "nvl"} else ""
+    return found[0] if found and not words & {"mig", "pcie", "nvl", PORTABLE[1:]} else ""
 
 
 def kernels_of(row: dict) -> list[str]:

@@ -102,7 +102,7 @@ class CalibrationTest(unittest.TestCase):
         self.assertIn("commit aaa, 2026-11-02", store["calibrations"]["h100"]["source"])
 
     def test_those_of_others_are_recorded_and_not_shipped(self) -> None:
-        for name in ("gh200-480gb", "h200-mig-1g.18gb", "h200-nvl", "h100-pcie", "a100-sxm4-80gb"):
+        for name in ("gh200-480gb", "h200-mig-1g.18gb", "h200-nvl", "h100-pcie", "a100-sxm4-80gb", "h200-portable"):
             processor = f"gpu-nvidia-{name}"
             store = self.merged({}, processor)
             self.assertEqual(list(store), ["calibrations_of_others"], processor)
@@ -115,7 +115,8 @@ class CalibrationTest(unittest.TestCase):
         self.assertIn("2026-11-03", self.merged(store, H100, "2026-11-03")["calibrations"]["h100"]["source"])
 
     def test_one_of_another_gpu_than_the_run_is_refused(self) -> None:
-        self.merged({}, H100, device="NVIDIA H100 80GB HBM3")
+        for kernels in ("", "-portable"):
+            self.merged({}, H100 + kernels, device="NVIDIA H100 80GB HBM3")
         with self.assertRaisesRegex(merge.RefusedError, "is of gpu-nvidia-h200, the run was on NVIDIA H100 80GB HBM3"):
             self.merged({}, H200, device="NVIDIA H100 80GB HBM3")
 

@@ -202,9 +202,13 @@ impl Gpu {
         }
     }
 
-    /// Names its kind, as calibrations do.
+    /// Names its kind, as calibrations do, and its kernels where they are the portable ones.
     pub fn processor(&self) -> String {
-        format!("gpu-{}", self.name().to_lowercase().replace(' ', "-"))
+        let kernels = match self.0.family {
+            Family::Hopper => "",
+            Family::Portable => "-portable",
+        };
+        format!("gpu-{}{kernels}", self.name().to_lowercase().replace(' ', "-"))
     }
 
     /// Streaming multiprocessors: as many blocks of a kernel run at once.

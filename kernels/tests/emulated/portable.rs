@@ -27,7 +27,11 @@ fn engine() {
     assert!(id.contains(&format!("gpu sm_{major}{minor} portable ")), "{id}");
     assert_eq!(numerics_of_cpu(&id), cadre_kernels::numerics_id());
     for dim in [8, 64, 80, 96, 112, 128, 256] {
-        assert!(engine.is_on_gpu(Heads { query: 2, kv: 1, dim }, true), "{dim}");
+        let heads = Heads { query: 2, kv: 1, dim };
+        assert!(engine.is_on_gpu(heads, true), "{dim}");
+        // A calibration of these kernels is none of others on the same GPU.
+        let of = engine.processor(heads, true);
+        assert!(of.starts_with("gpu-") && of.ends_with("-portable"), "{of}");
     }
     assert!(!engine.is_on_gpu(Heads { query: 2, kv: 1, dim: 264 }, true));
     Stream::new(gpu).expect("a stream");

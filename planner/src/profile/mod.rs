@@ -134,7 +134,7 @@ impl Profile {
     }
 
     /// Checks that it is of the processor `here`, named as [`Self::processor`] is. A CPU may have other threads, and a table
-    /// that ships with Cadre is of every GPU of its kind.
+    /// that ships with Cadre is of every GPU of its kind, unless that runs the portable kernels.
     ///
     /// # Errors
     ///
@@ -145,7 +145,8 @@ impl Profile {
             _ => it.to_owned(),
         };
         let shipped = Self::BUILTIN.contains(&self.processor.as_str());
-        let gpu = self.processor.split('-').next().filter(|_| shipped);
+        let runs_those = shipped && !here.ends_with("-portable");
+        let gpu = self.processor.split('-').next().filter(|_| runs_those);
         let is_that_gpu = gpu.is_some_and(|gpu| here.split('-').skip(1).any(|it| it == gpu));
         if is_that_gpu || kind(&self.processor) == kind(here) {
             return Ok(());

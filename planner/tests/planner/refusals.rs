@@ -29,6 +29,7 @@ fn a_calibration_of_another_processor_is_refused() {
     for (processor, here) in [
         ("cpu-avx2-1", "cpu-avx2-8"),
         ("gpu-nvidia-h200", "gpu-nvidia-h200"),
+        ("gpu-nvidia-h200-portable", "gpu-nvidia-h200-portable"),
         ("h200-fa2", "gpu-nvidia-h200"),
         ("h100-hopper", "gpu-nvidia-h100-80gb-hbm3"),
     ] {
@@ -42,6 +43,9 @@ fn a_calibration_of_another_processor_is_refused() {
         ("h200-mine", "gpu-nvidia-h200"),
         ("h100-hopper", "gpu-nvidia-h200"),
         ("h200-hopper", "gpu-nvidia-gh200-480gb"),
+        ("h200-hopper", "gpu-nvidia-h200-portable"),
+        ("gpu-nvidia-h200", "gpu-nvidia-h200-portable"),
+        ("gpu-nvidia-h200-portable", "gpu-nvidia-h200"),
     ] {
         let (processor, here) = (processor.to_owned(), here.to_owned());
         let refused = of(&processor).check_processor(&here);
