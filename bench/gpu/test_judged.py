@@ -98,6 +98,16 @@ class DecisionsTest(unittest.TestCase):
         rows += [timed("poll", 1.0, order=it) for it in ("", "arrival")]
         self.assertNotIn("polled", "\n".join(decisions.told(compared(rows))))
 
+    def test_a_form_of_forward_is_beside_forward(self) -> None:
+        of = {"case": "128:8 d64, causal 16384 rows", "direction": "forward", "order": ""}
+        rows = [timed("as built", 2.0, **of), timed("tall", 1.5, **of)]
+        checks = [{"check": f"form {it}, forward d64", "passed": True} for it in ("as built", "tall")]
+        told = decisions.told({"forms": rows, "checks": checks, "kernels": {}})
+        self.assertRegex("\n".join(told), r"192 rows.* d64, .*1500\.000 ms .* beside 2000\.000, 0\.750 times: FASTER")
+        checks[1]["passed"] = False
+        told = decisions.told({"forms": rows, "checks": checks, "kernels": {}})
+        self.assertIn("form tall of d64 is wrong: its times decide nothing", told)
+
     def test_what_took_turns_decides_by_the_differences_of_its_rounds(self) -> None:
         def told(ours: list[float], theirs: list[float]) -> str:
             row = timed("poll", sorted(ours)[2], spread=0.5, rounds=ours, base_rounds=theirs)

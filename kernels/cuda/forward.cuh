@@ -15,6 +15,9 @@
 // 256·D bytes, K and V 2·Keys·D bytes a stage each: 144 KiB (D 64, 4 stages of 128 keys), 160 KiB (D 128, 2 of 128),
 // 192 KiB (D 256, 2 of 64).
 //
+// -DCADRE_TALL builds a form of D 64 for comparison: three computing warpgroups, 192 rows (153 KiB), and an eighth of
+// the exponentials by multiply-adds (power.cuh). O keeps its tolerance; LSE is off by 7.5e-5 more at most.
+//
 // Keys go from the last tile of a segment to its first. A tile that no mask or edge cuts goes without compares; the
 // bits are the same either way, so a row's bits depend on its document alone: a key that is masked adds exactly 0, rows
 // of K or V that the task does not hold are never read as numbers (V's are cleared, the scores of K's replaced).
@@ -43,11 +46,17 @@ struct ForwardParameters {
     float inner_scale;  // with softcap: scale / cap, and scale_log2 = cap · log2 e
 };
 
-constexpr int kForwardRows = 128;  // of a tile, and of a slot of parts
-
 template <int D>
 struct Forward {
-    static constexpr int kRows = kForwardRows;
+    static constexpr bool kIsTall = D == 64 && kTall;
+    static constexpr int kRows = tile_rows(D);  // of a tile, and of a slot of parts
+    static constexpr int kGroups = kRows / 64;  // warpgroups that compute
+    static constexpr int kThreads = (kGroups + 1) * kGroup;
+    static constexpr int kReleases = kGroups * 4;
+    static constexpr int kConsumerRegisters = kIsTall ? 160 : cadre::kConsumerRegisters;
+    static constexpr int kProducerRegisters = kIsTall ? 32 : cadre::kProducerRegisters;
+    // One of so many blocks of 8 scores becomes powers by multiply-adds: with one of four, issuing would bind.
+    static constexpr int kByProducts = kIsTall ? 8 : 0;
     static constexpr int kKeys = D == 256 ? 64 : 128;
     static constexpr int kStages = D == 64 ? 4 : 2;
     // Wide heads have few exponentials for their products; peers that measured it (FlashAttention 3) take no turns
@@ -67,8 +76,10 @@ struct Forward {
     static_assert(kStages % 2 == 0, "Ring counts modulo a power of 2");
 };
 
-// Named barriers; 0 is that of all threads.
-enum ForwardBarrier { kTurn = 1, kCleared = 3 };
+// Named barriers; 0 is that of all threads. One a warpgroup each, the cleared ones behind the turns.
+constexpr int kTurn = 1;
+template <int D>
+constexpr int kCleared = kTurn + Forward<D>::kGroups;
 
 template <int D>
 struct ForwardAddresses {

@@ -39,9 +39,11 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
     const uint64_t q = ptx::descriptor(at.q + group * 64 * 128, 16);
     const uint64_t k = ptx::descriptor(at.k, 16), v = ptx::descriptor(at.v, F::kKeys * 128);
     constexpr uint64_t kStep = F::kKeyBytes >> 4;
+    // Whose turn comes behind this one's.
+    const int next = F::kGroups == 2 ? group ^ 1 : group == F::kGroups - 1 ? 0 : group + 1;
     Ring<1> queries;
     Ring<F::kStages> keys;
-    if (F::kTurns && group == 0) ptx::named_arrive(kTurn, kConsumers * kGroup);
+    if (F::kTurns && group == 0) ptx::named_arrive(kTurn, 2 * kGroup);
 #pragma unroll 1
     for (;; queries.next()) {
         ptx::barrier_wait(at.q_full, queries.full());
@@ -64,7 +66,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
             ptx::barrier_wait(barrier_of(at.v_full, keys.stage()), keys.full());
             clear_outside<F::kKeys, D>(at.v + keys.stage() * F::kKeyBytes, n * F::kKeys, kv_begin, kv_end);
             ptx::fence_async_shared();
-            ptx::named_sync(kCleared + group, kGroup);
+            ptx::named_sync(kCleared<D> + group, kGroup);
         };
 
         int n = range.end - 1;
@@ -76,7 +78,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
             ptx::wgmma_wait<0>();
             release(barrier_of(at.k_empty, keys.stage()));
             if constexpr (Cap::capped) cap_scores(s, p.inner_scale);
-            softmax.step<Masked>(s, p.scale_log2, n * F::kKeys);
+            softmax.step<Masked, F::kByProducts>(s, p.scale_log2, n * F::kKeys);
             round_scores(s, prob);
             clear(n);
             // Scores of key tile n together with P·V of the one before.
@@ -84,19 +86,19 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
                 const Ring<F::kStages> before = keys;
                 keys.next();
                 ptx::barrier_wait(barrier_of(at.k_full, keys.stage()), keys.full());
-                if constexpr (F::kTurns) ptx::named_sync(kTurn + group, kConsumers * kGroup);
+                if constexpr (F::kTurns) ptx::named_sync(kTurn + group, 2 * kGroup);
                 multiply_scores<D>(s, q, k + keys.stage() * kStep);
                 ptx::barrier_wait(barrier_of(at.v_full, before.stage()), before.full());
                 multiply_values<D>(o, prob, v + before.stage() * kStep);
-                if constexpr (F::kTurns) ptx::named_arrive(kTurn + (group ^ 1), kConsumers * kGroup);
+                if constexpr (F::kTurns) ptx::named_arrive(kTurn + next, 2 * kGroup);
                 ptx::wgmma_wait<1>();
                 release(barrier_of(at.k_empty, keys.stage()));
                 if constexpr (Cap::capped) cap_scores(s, p.inner_scale);
-                softmax.step<decltype(mask)>(s, p.scale_log2, n * F::kKeys);
+                softmax.step<decltype(mask), F::kByProducts>(s, p.scale_log2, n * F::kKeys);
                 // Complete long ago, but the compiler may not move the wait below above it: all of the softmax runs
                 // under P·V instead of a part. (A barrier that this tile still holds: one that is released could block
                 // here.)
-                ptx::barrier_wait(at.q_full, queries.full());
+                ptx::barrier_wait(at.q_full, queries.full() ^ (F::kIsTall ? softmax.nothing() : 0));
                 ptx::wgmma_wait<0>();
                 release(barrier_of(at.v_empty, before.stage()));
                 round_scores(s, prob);
@@ -124,7 +126,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
         } else {
             release(at.q_empty);
         }
-        forward_write<D>(p, task, tile, softmax, o, row_in_tile, D);
+        forward_write<D, F::kRows>(p, task, tile, softmax, o, row_in_tile, D);
     }
 }
 

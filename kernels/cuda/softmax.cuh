@@ -5,8 +5,11 @@
 #pragma once
 #include "forward.cuh"
 #include "fragment.cuh"
+#include "power.cuh"
 
 namespace cadre {
+
+DEVICE float power(float x, bool by_products) { return by_products ? power_by_products(x) : ptx::exp2(x); }
 
 // The online softmax of a thread's two rows.
 struct Softmax {
@@ -24,8 +27,9 @@ struct Softmax {
     }
 
     // Scores of keys [key, key + Keys) become probabilities, relative to the largest score so far; `rescale` is what
-    // earlier sums and rows of O are to be multiplied with. A row that has kept nothing yet stays at −∞ and 0.
-    template <class Mask, int Scores>
+    // earlier sums and rows of O are to be multiplied with. A row that has kept nothing yet stays at −∞ and 0. Of
+    // `Every` blocks of 8 columns one is computed by multiply-adds; 0: none.
+    template <class Mask, int Every = 0, int Scores>
     DEVICE void step(float (&s)[Scores], float scale_log2, int key) {
         if constexpr (Mask::value) {
             const int column = key + (threadIdx.x & 3) * 2;
@@ -48,13 +52,17 @@ struct Softmax {
             float added = 0.f;
 #pragma unroll
             for (int i = 2 * r; i < Scores; i += 4) {
-                s[i] = ptx::exp2(s[i] * scale_log2 - base);
-                s[i + 1] = ptx::exp2(s[i + 1] * scale_log2 - base);
+                const bool by_products = Every != 0 && i / 4 % most(Every, 1) == Every - 1;
+                s[i] = power(s[i] * scale_log2 - base, by_products);
+                s[i + 1] = power(s[i + 1] * scale_log2 - base, by_products);
                 added += s[i] + s[i + 1];
             }
             sum[r] = sum[r] * rescale[r] + added;
         }
     }
+
+    // 0; the compiler does not know so before all powers are there. (No sum is a NaN of all ones.)
+    DEVICE uint32_t nothing() const { return (ptx::as_bits(sum[0]) & ptx::as_bits(sum[1])) == 0xFFFFFFFFu; }
 
     // The four lanes of a row add up; `sum` becomes the row's LSE, and what comes back its factor of O.
     DEVICE float finish(int r, float scale_log2) {
@@ -83,19 +91,19 @@ DEVICE void write_row(uint16_t* row, const float (&o)[D / 2], int r, float facto
 }
 
 // One row of a thread, of `dim` numbers, of which a fragment holds D: with D above dim the last are nobody's.
-template <int D, int R>
+template <int D, int TileRows, int R>
 DEVICE void forward_write_row(const ForwardParameters& p, const Task& task, const ForwardTile& tile, Softmax& softmax,
                               const float (&o)[D / 2], int in_tile, int dim) {
     const int lane = threadIdx.x & 3;
     const float factor = softmax.finish(R, p.scale_log2);
-    const int in_task = tile.q_tile * kForwardRows + in_tile - task.q_offset;
+    const int in_task = tile.q_tile * TileRows + in_tile - task.q_offset;
     const bool held = in_task >= 0 && in_task < task.q_rows;
     if (tile.slot < 0) {
         const size_t row = (size_t)(task.q_row + (held ? in_task : 0)) * p.heads + tile.head;
         write_row<D>(p.o + row * dim, o, R, factor, held, dim);
         if (held && lane == 0) p.lse[row] = softmax.sum[R];
     } else {
-        const size_t row = (size_t)tile.slot * kForwardRows + in_tile;
+        const size_t row = (size_t)tile.slot * TileRows + in_tile;
         float2* to = reinterpret_cast<float2*>(p.part_o + row * dim) + lane;
 #pragma unroll
         for (int j = 0; j < D / 8; ++j) {
@@ -105,12 +113,12 @@ DEVICE void forward_write_row(const ForwardParameters& p, const Task& task, cons
     }
 }
 
-template <int D>
+template <int D, int TileRows = kForwardRows>
 DEVICE void forward_write(const ForwardParameters& p, const Task& task, const ForwardTile& tile, Softmax& softmax,
                           const float (&o)[D / 2], int row_in_tile, int dim) {
     // Not in a loop: one that the compiler leaves would index registers, which then lie in memory.
-    forward_write_row<D, 0>(p, task, tile, softmax, o, row_in_tile, dim);
-    forward_write_row<D, 1>(p, task, tile, softmax, o, row_in_tile + 8, dim);
+    forward_write_row<D, TileRows, 0>(p, task, tile, softmax, o, row_in_tile, dim);
+    forward_write_row<D, TileRows, 1>(p, task, tile, softmax, o, row_in_tile + 8, dim);
 }
 
 }  // namespace cadre

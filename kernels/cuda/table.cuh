@@ -23,6 +23,16 @@ struct Launch {
 CONSTANT unsigned long long cadre_build = CADRE_BUILD;
 #endif
 
+// -DCADRE_TALL builds a form of forward for head dim 64, with tiles of 192 rows.
+#ifdef CADRE_TALL
+constexpr bool kTall = true;
+#else
+constexpr bool kTall = false;
+#endif
+// Query rows of a forward tile.
+constexpr int kForwardRows = 128;
+DEVICE constexpr int tile_rows(int dim) { return kTall && dim <= 64 ? 192 : kForwardRows; }
+
 // A side of the mask without end.
 constexpr int kUnbounded = 1 << 30;
 

@@ -336,6 +336,17 @@ inline float tanh(float x) {
     return y > 1.f ? 1.f : y < -1.f ? -1.f : y;
 }
 inline float infinity() { return INFINITY; }
+inline uint32_t as_bits(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, 4);
+    return bits;
+}
+inline float as_float(uint32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+inline float larger(float x, float y) { return x != x || y != y ? NAN : std::max(x, y); }
 
 inline uint64_t descriptor(uint32_t address, uint32_t panel_stride, uint32_t group_stride = 1024) {
     return (uint64_t)((address & 0x3FFFF) >> 4) | ((uint64_t)(panel_stride >> 4) << 16) |

@@ -26,7 +26,7 @@ struct Hopper {
         const ptx::TensorMap k{batch.k.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
         const ptx::TensorMap v{batch.v.data(), D, batch.kv_heads, batch.kv_rows, F::kKeys};
         machine::herd = 128;
-        machine::launch(grid, cadre::kThreads, sizeof(typename F::Shared), seed,
+        machine::launch(grid, F::kThreads, sizeof(typename F::Shared), seed,
                         [&] { cadre::forward<D, Cap>(p, q, k, v); });
     }
 #ifndef CADRE_ONLY_FORWARD

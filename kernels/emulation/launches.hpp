@@ -31,7 +31,7 @@ template <int D, class Cap>
 Kernel forward_kernel(const char* name) {
     using F = cadre::Forward<D>;
     return {name,
-            {cadre::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
+            {F::kThreads, (int)sizeof(typename F::Shared), F::kRows, F::kKeys},
             sizeof(cadre::ForwardParameters),
             3,
             0,

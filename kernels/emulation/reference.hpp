@@ -5,7 +5,9 @@
 // kernel keeps them whatever the shape and the numbers:
 //
 //   a score s                                δ = kTanh·|s| under a softcap, + (D + 16)·kF32·Σ|q·k|·scale
-//   P and its sum, forward                   δ + kExp of themselves, the sum n·kF32 besides
+//   P and its sum, forward                   δ + kExp of themselves (kPower in a form with powers by multiply-adds),
+//   the
+//                                            sum n·kF32 besides
 //   LSE = log Σ e^s                          Σ P·δ: a softmax of errors, whatever the LSE's own size
 //   O = Σ P·V / Σ P                          Σ P·(δ + kBf16)·|V|, + the sum's own error of |O|, + kBf16·|O|
 //   P, backward, from LSE                    δ + kExp of itself
@@ -36,8 +38,12 @@ struct Reference {
     std::vector<double> delta;
 };
 
+// The largest error of power.cuh's polynomial, and three roundings of f32.
+constexpr double kPower = 7.5e-5 + 3 * kF32;
+
 inline Reference reference(const Batch& it) {
     const int D = it.dim;
+    const double exp_off = cadre::tile_rows(D) == cadre::kForwardRows ? kExp : kPower;
     const double tanh_off = it.softcap ? kTanh : 0;
     Reference out;
     const size_t numbers = (size_t)it.q_rows * it.heads, keys = (size_t)it.dkv_rows * it.kv_heads;
@@ -85,7 +91,7 @@ inline Reference reference(const Batch& it) {
                 const double lse = largest + std::log(sum);
                 double sum_off = count * kF32;
                 for (int i = 0; i < count; ++i) {
-                    p[i] /= sum, off[i] += (D + 16) * kF32 * (most + std::abs(lse)) + kExp;
+                    p[i] /= sum, off[i] += (D + 16) * kF32 * (most + std::abs(lse)) + exp_off;
                     sum_off += p[i] * off[i];
                 }
                 out.lse.right[at] = lse, out.lse.off[at] = sum_off;

@@ -61,6 +61,19 @@ fn backward_with_gradients_a_step_later_is_right_too() {
     }
 }
 
+/// With an eighth of the exponentials by a polynomial, whose error is in the bounds.
+#[test]
+fn forward_by_tall_tiles_is_right_too() {
+    let words = ["-DCADRE_TALL", "-DCADRE_DIM=64", "-DCADRE_ONLY_FORWARD"];
+    let program = built::checks_of_form("tall", &words);
+    for part in ["forward", "forward-softcap"] {
+        check_with(&program, &[part, "64", "3"]);
+        let shapes = drawn();
+        let words = [part, "64", "2"].into_iter().chain(shapes.iter().map(String::as_str));
+        check_with(&program, &words.collect::<Vec<_>>());
+    }
+}
+
 #[test]
 fn softcap_is_right_on_all_shapes() {
     check(&["forward-softcap", "0", "2"]);

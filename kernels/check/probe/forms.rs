@@ -23,9 +23,11 @@ const BUILT: &str = "as built";
 /// Rounds; in each, all forms that are compared are timed once, in turn.
 const ROUNDS: usize = 5;
 /// Forms that change one head dim alone, and which.
-const OF_ONE: [(&str, usize); 2] = [("panels", 64), ("later", 128)];
+const OF_ONE: [(&str, usize); 3] = [("panels", 64), ("later", 128), ("tall", 64)];
+/// The form that changes forward; others change backward.
+const OF_FORWARD: &str = "tall";
 /// Forms that are launched otherwise than the build's own.
-const LAUNCHED_OTHERWISE: [&str; 1] = ["later"];
+const LAUNCHED_OTHERWISE: [&str; 2] = ["later", "tall"];
 
 fn folders(options: &Options) -> Vec<(String, Option<PathBuf>)> {
     let mut all = Vec::new();
@@ -57,14 +59,15 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
         for dim in [128, 64, 256] {
             let (index, name) = (unit, format!("d{dim}, {form}"));
             unit += 1;
-            let kernel = format!("cadre_backward_{dim}");
+            // Head dims are asked for by their backward kernels.
+            let kernel = changed(BUILT, dim).1;
             let wanted = options.kernels.is_empty() || options.kernels.contains(&kernel);
             let wanted = wanted && OF_ONE.iter().all(|it| form != it.0 || dim == it.1);
             if options.done.contains(&index) || !wanted {
                 continue;
             }
-            lines.tell(&json!({"begun": index, "name": name, "kernel": kernel}));
-            let mut launched = kernel;
+            lines.tell(&json!({"begun": index, "name": name, "kernel": changed(&form, dim).1}));
+            let mut launched = changed(&form, dim).1;
             let done = match &folder {
                 None => one((gpu, gpu), options, (&form, dim), &mut launched, lines),
                 Some(folder) => {
@@ -89,6 +92,12 @@ pub(crate) fn run(gpu: &Gpu, options: &Options, lines: &mut Lines) -> Result<(),
     Ok(())
 }
 
+/// The direction and the kernel that a form changes.
+fn changed(form: &str, dim: usize) -> (&'static str, String) {
+    let direction = if form == OF_FORWARD { "forward" } else { "backward" };
+    (direction, format!("cadre_{direction}_{dim}"))
+}
+
 fn one(
     (gpu, built): (&Gpu, &Gpu),
     options: &Options,
@@ -97,8 +106,15 @@ fn one(
     lines: &mut Lines,
 ) -> Result<(), Trouble> {
     let case = Case::new(smoke::heads(dim), None, options.seed, true);
-    let (name, kernel) = (format!("form {form}, backward d{dim}"), format!("cadre_backward_{dim}"));
-    if !smoke::backward(gpu, options, (&name, &kernel), &case, Order::Fixed, lines)? {
+    let (direction, kernel) = changed(form, dim);
+    let name = format!("form {form}, {direction} d{dim}");
+    let names = (name.as_str(), kernel.as_str());
+    let is_right = if form == OF_FORWARD {
+        smoke::forward(gpu, options, names, (&case, &[]), lines)?
+    } else {
+        smoke::backward(gpu, options, names, &case, Order::Fixed, lines)?
+    };
+    if !is_right {
         lines.tell(&json!({"say": format!("{name}: wrong: not timed")}));
         return Ok(());
     }
@@ -114,7 +130,7 @@ fn one(
     let all = gpu.processors();
     let fewer = all - 4.min(all - 1);
     let (free, fixed) = (Pass::Backward(Order::Arrival), Pass::Backward(Order::Fixed));
-    // Only backward has forms beside that of the build; fewer blocks are no form of the kernel.
+    // Fewer blocks are no form of a kernel.
     let turns = if form == BUILT {
         vec![
             (0, Pass::Forward, all),
@@ -123,6 +139,8 @@ fn one(
             (0, Pass::Forward, fewer),
             (0, fixed, fewer),
         ]
+    } else if form == OF_FORWARD {
+        vec![(0, Pass::Forward, all), (1, Pass::Forward, all)]
     } else {
         vec![(0, free, all), (1, free, all), (0, fixed, all), (1, fixed, all)]
     };

@@ -173,22 +173,23 @@ pub(crate) fn heads(dim: usize) -> Heads {
 
 fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(), Trouble> {
     let (seed, tiny) = (options.seed, options.tiny);
+    let names = (unit.name.as_str(), unit.kernel);
     match unit.work {
         Work::Forward { dim, softcap } => {
             let case = Case::new(heads(dim), softcap.then_some(2.0), seed, tiny);
-            forward(gpu, options, unit, (&case, &[]), lines)
+            forward(gpu, options, names, (&case, &[]), lines).map(drop)
         }
         Work::Merge => {
             let mut case = Case::new(heads(128), None, seed, tiny);
             case.segment = Some(128);
-            forward(gpu, options, unit, (&case, &[]), lines)
+            forward(gpu, options, names, (&case, &[]), lines).map(drop)
         }
         Work::Sink => {
             let case = Case::new(heads(128), None, seed, tiny);
             let mut random = Random::new(seed);
             let sinks: Vec<f32> =
                 random.numbers(case.heads.query).iter().map(|it| it.to_f32() * 3.0).collect();
-            forward(gpu, options, unit, (&case, &sinks), lines)
+            forward(gpu, options, names, (&case, &sinks), lines).map(drop)
         }
         Work::Backward { dim, softcap, order } => {
             let case = Case::new(heads(dim), softcap.then_some(2.0), seed, tiny);
@@ -209,17 +210,17 @@ fn one(gpu: &Gpu, options: &Options, unit: &Unit, lines: &mut Lines) -> Result<(
     }
 }
 
-fn forward(
+/// Whether both tables were right.
+pub(crate) fn forward(
     gpu: &Gpu,
     options: &Options,
-    unit: &Unit,
+    names: (&str, &str),
     (case, sinks): (&Case, &[f32]),
     lines: &mut Lines,
-) -> Result<(), Trouble> {
+) -> Result<bool, Trouble> {
     let right = case.right_forward(sinks);
     let ours = case.forward(gpu, sinks, options.patience)?;
-    tell(options, (&unit.name, unit.kernel), case, ours.iter().zip(&right), lines);
-    Ok(())
+    Ok(tell(options, names, case, ours.iter().zip(&right), lines))
 }
 
 /// Whether all tables were right.

@@ -72,5 +72,13 @@ DEVICE float tanh(float x) {
     return y;
 }
 DEVICE float infinity() { return __int_as_float(0x7f800000); }
+DEVICE uint32_t as_bits(float x) { return __float_as_uint(x); }
+DEVICE float as_float(uint32_t bits) { return __uint_as_float(bits); }
+// Of two numbers; NaN if one is.
+DEVICE float larger(float x, float y) {
+    float z;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(z) : "f"(x), "f"(y));
+    return z;
+}
 
 }  // namespace ptx

@@ -29,7 +29,6 @@ use super::slice::{Slice, SliceMut};
 use super::tables::{
     ForwardParameters, ForwardTile, MergeParameters, MergeTile, QueryTile, SinkParameters, Task,
 };
-use super::tiles::FORWARD_ROWS;
 
 /// Tensors of a forward launch.
 #[derive(Debug)]
@@ -107,11 +106,12 @@ impl ForwardPlan {
         let table: Vec<Task> =
             tasks.iter().map(|it| task(it.mask, &it.rows, &it.keys, 0)).collect();
         let (heads, segment) = (shape.heads, shape.segment as i32);
-        let keys = kernel(stream.gpu(), &shape).launch.keys;
-        let list = lists::forward(&table, heads.query as i32, keys, segment);
+        let launch = kernel(stream.gpu(), &shape).launch;
+        let tile = (launch.rows, launch.keys);
+        let list = lists::forward(&table, heads.query as i32, tile, segment);
         short("the tile list", list.tiles.len() as u64)?;
-        let slot = FORWARD_ROWS as usize;
-        let steps = lists::forward_steps(&list, &table, keys, segment);
+        let slot = launch.rows as usize;
+        let steps = lists::forward_steps(&list, &table, tile, segment);
         let gpu = stream.gpu();
         let parts = [list.slots * slot * heads.dim, list.slots * slot];
         scratch.reserve_parts(parts)?;
@@ -134,7 +134,7 @@ impl ForwardPlan {
             parts,
             sink_tiles: None,
             table,
-            tile_pairs: steps * slot as u64 * keys as u64,
+            tile_pairs: steps * slot as u64 * launch.keys as u64,
             batch: Batch::new((tasks.len(), "tasks"), rows().map(|it| it.1).sum(), heads),
         })
     }

@@ -12,7 +12,7 @@ use std::ops::Range;
 
 use super::backward::Order;
 use super::tables::{BackwardTile, Bundle, ForwardTile, MergeTile, QueryTile, Task};
-use super::tiles::{BACKWARD_ROWS, FORWARD_ROWS, UNBOUNDED, key_tiles, own_tiles, query_tiles};
+use super::tiles::{BACKWARD_ROWS, UNBOUNDED, key_tiles, own_tiles, query_tiles};
 use crate::attention::Heads;
 
 /// Keys of a canonical segment, counted from the document's start.
@@ -29,17 +29,23 @@ pub(crate) struct ForwardList {
     pub(crate) slots: usize,
 }
 
-/// Lists the units of `tasks` under `heads` query heads, for a kernel with tiles of `keys` keys; `segment` is a multiple of 128.
-pub(crate) fn forward(tasks: &[Task], heads: i32, keys: i32, segment: i32) -> ForwardList {
+/// Lists the units of `tasks` under `heads` query heads, for a kernel with tiles of `rows` by `keys` keys; `segment` is a multiple
+/// of 128.
+pub(crate) fn forward(
+    tasks: &[Task],
+    heads: i32,
+    (rows, keys): (i32, i32),
+    segment: i32,
+) -> ForwardList {
     let mut list = ForwardList::default();
     let mut costed: Vec<(i32, ForwardTile)> = Vec::new();
     for (task, it) in (0..).zip(tasks) {
         let last_segment = (it.kv_offset + it.kv_rows - 1).max(0) / segment;
-        for q_tile in own_tiles(it, FORWARD_ROWS) {
+        for q_tile in own_tiles(it, rows) {
             let pieces: Vec<(i32, i32)> = (0..=last_segment)
                 .map(|segment_of| {
                     let held = segment_of * segment..(segment_of + 1).saturating_mul(segment);
-                    (segment_of, key_tiles(it, FORWARD_ROWS, keys, q_tile, &held).len() as i32)
+                    (segment_of, key_tiles(it, rows, keys, q_tile, &held).len() as i32)
                 })
                 .filter(|&(_, cost)| cost > 0)
                 .collect();
@@ -149,12 +155,17 @@ pub(crate) fn place_sums(tasks: &mut [Task]) -> usize {
     next as usize
 }
 
-/// Pairs of tiles that a forward list multiplies, for rates: each is 128 rows by `keys` keys.
-pub(crate) fn forward_steps(list: &ForwardList, tasks: &[Task], keys: i32, segment: i32) -> u64 {
+/// Pairs of tiles that a forward list multiplies, for rates: each is `rows` by `keys` keys.
+pub(crate) fn forward_steps(
+    list: &ForwardList,
+    tasks: &[Task],
+    (rows, keys): (i32, i32),
+    segment: i32,
+) -> u64 {
     let steps = |tile: &ForwardTile| {
         let begin = tile.segment * segment;
         let held = begin..begin.saturating_add(segment).min(UNBOUNDED);
-        key_tiles(&tasks[tile.task as usize], FORWARD_ROWS, keys, tile.q_tile, &held).len()
+        key_tiles(&tasks[tile.task as usize], rows, keys, tile.q_tile, &held).len()
     };
     list.tiles.iter().map(|it| steps(it) as u64).sum()
 }
@@ -211,15 +222,16 @@ mod tests {
     proptest! {
         #[test]
         fn a_forward_list_has_every_step_once_and_the_dearest_first(
-            (tasks, _) in batches(), wide in 5_u32..8, narrow: bool,
+            (tasks, _) in batches(), wide in 5_u32..8, narrow: bool, tall: bool,
         ) {
             let (keys, heads, segment) = (1 << wide, 2, if narrow { 128 } else { SEGMENT });
-            let list = forward(&tasks, heads, keys, segment);
+            let tile = (if tall { 192 } else { 128 }, keys);
+            let list = forward(&tasks, heads, tile, segment);
             let (mut seen, mut slots, mut last) = (BTreeSet::new(), BTreeSet::new(), usize::MAX);
             let mut rows = BTreeSet::new();
             for it in &list.tiles {
                 let held = it.segment * segment..(it.segment + 1) * segment;
-                let tiles = key_tiles(&tasks[it.task as usize], FORWARD_ROWS, keys, it.q_tile, &held);
+                let tiles = key_tiles(&tasks[it.task as usize], tile.0, keys, it.q_tile, &held);
                 prop_assert!(tiles.len() <= last);
                 last = tiles.len();
                 rows.insert((it.task, it.q_tile, it.head));
@@ -231,10 +243,10 @@ mod tests {
             let mut expected = BTreeSet::new();
             let mut expected_rows = BTreeSet::new();
             for (task, it) in (0..).zip(&tasks) {
-                for m in own_tiles(it, FORWARD_ROWS) {
+                for m in own_tiles(it, tile.0) {
                     for head in 0..heads {
                         expected_rows.insert((task, m, head));
-                        let all = key_tiles(it, FORWARD_ROWS, keys, m, &(0..UNBOUNDED));
+                        let all = key_tiles(it, tile.0, keys, m, &(0..UNBOUNDED));
                         expected.extend(all.map(|n| (task, m, head, n)));
                     }
                 }
@@ -242,7 +254,7 @@ mod tests {
             prop_assert_eq!(&seen, &expected);
             prop_assert_eq!(&rows, &expected_rows);
             prop_assert_eq!(slots.len(), list.slots);
-            prop_assert_eq!(forward_steps(&list, &tasks, keys, segment), seen.len() as u64);
+            prop_assert_eq!(forward_steps(&list, &tasks, tile, segment), seen.len() as u64);
             // Parts of a query tile lie side by side, keys ascending.
             for merge in &list.merges {
                 let mut parts: Vec<_> = list.tiles.iter()
@@ -335,7 +347,7 @@ mod tests {
         let list = &backward(&[task], &[bundle], (heads, 128), Order::Arrival, 1)[0];
         let order: Vec<_> = list.tiles.iter().map(|it| it.key_tile).collect();
         assert_eq!(order, [0, 1, 2, 3, 4, 5, 6, 7]);
-        let first = forward(&[task], 1, 128, SEGMENT).tiles[0];
+        let first = forward(&[task], 1, (128, 128), SEGMENT).tiles[0];
         assert_eq!(first.q_tile, 7, "the last rows have most keys");
     }
 }

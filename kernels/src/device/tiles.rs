@@ -12,8 +12,6 @@ use crate::Mask;
 
 /// A side of the mask without end.
 pub(crate) const UNBOUNDED: i32 = 1 << 30;
-/// Query rows of a forward tile.
-pub(crate) const FORWARD_ROWS: i32 = 128;
 /// Query rows of a backward tile.
 pub(crate) const BACKWARD_ROWS: i32 = 64;
 
