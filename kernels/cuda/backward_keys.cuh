@@ -85,8 +85,8 @@ DEVICE void backward_by_keys(const BackwardParameters& p, typename Backward<D>::
                 to_probabilities<decltype(mask)>(s, shared.lse[stage], p.scale_log2, step, 0, key);
                 round_scores(s, prob);
             }
-            // Complete already; it keeps the compiler from waiting for dP before P is done, as in the forward kernel.
-            ptx::barrier_wait(barrier_of(at.dout_full, out), out_full);
+            // Complete already; it keeps the compiler from waiting for dP before all of P is done.
+            ptx::barrier_wait(barrier_of(at.dout_full, out), out_full ^ nothing(s));
             ptx::wgmma_wait<0>();
             if constexpr (Cap::capped) {
                 to_capped_gradients(dp, ds, shared.delta[stage]);

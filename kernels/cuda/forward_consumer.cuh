@@ -98,7 +98,7 @@ DEVICE void forward_compute(const ForwardParameters& p, typename Forward<D>::Sha
                 // Complete long ago, but the compiler may not move the wait below above it: all of the softmax runs
                 // under P·V instead of a part. (A barrier that this tile still holds: one that is released could block
                 // here.)
-                ptx::barrier_wait(at.q_full, queries.full() ^ (F::kIsTall ? softmax.nothing() : 0));
+                ptx::barrier_wait(at.q_full, queries.full() ^ (F::kIsTall ? nothing(softmax.sum) : 0));
                 ptx::wgmma_wait<0>();
                 release(barrier_of(at.v_empty, before.stage()));
                 round_scores(s, prob);

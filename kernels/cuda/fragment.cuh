@@ -31,6 +31,16 @@ DEVICE void cap_scores(float (&s)[Scores], float inner_scale) {
     for (int i = 0; i < Scores; ++i) s[i] = ptx::tanh(s[i] * inner_scale);
 }
 
+// 0; the compiler does not know so before all numbers are there. (None is a NaN of all ones.) What waits for it waits
+// for them.
+template <int N>
+DEVICE uint32_t nothing(const float (&numbers)[N]) {
+    uint32_t ones = 0xFFFFFFFFu;
+#pragma unroll
+    for (int i = 0; i < N; ++i) ones &= ptx::as_bits(numbers[i]);
+    return ones == 0xFFFFFFFFu;
+}
+
 // Pairs of bf16 as the register operand of the next product wants them.
 template <int Scores>
 DEVICE void round_scores(const float (&s)[Scores], uint32_t (&p)[Scores / 2]) {

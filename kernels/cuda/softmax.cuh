@@ -61,9 +61,6 @@ struct Softmax {
         }
     }
 
-    // 0; the compiler does not know so before all powers are there. (No sum is a NaN of all ones.)
-    DEVICE uint32_t nothing() const { return (ptx::as_bits(sum[0]) & ptx::as_bits(sum[1])) == 0xFFFFFFFFu; }
-
     // The four lanes of a row add up; `sum` becomes the row's LSE, and what comes back its factor of O.
     DEVICE float finish(int r, float scale_log2) {
         sum[r] += ptx::exchange(sum[r], 1);
