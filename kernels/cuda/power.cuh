@@ -1,9 +1,9 @@
 // 2^x by multiply-adds, for a part of the exponentials where their unit is what a kernel waits for.
 //
-// In: x. Out: 2^x; 0 from −127 down, −∞ included; NaN of NaN. x is divided into its nearest whole number, which becomes
-// an exponent, and a rest f of at most a half (Cody and Waite; exact, as the base is 2). 2^f is a polynomial of degree
-// 3, whose relative error is nowhere above 7.5e-5: coefficients by Remez's exchange on [−½, ½], rounded to f32. It is
-// for numbers that are rounded to bf16 next, whose half unit is 3.9e-3.
+// In: x. Out: 2^x; 0 below −126.5, where f32 has few bits left, −∞ included; NaN of NaN. x is divided into its nearest
+// whole number, which becomes an exponent, and a rest f of at most a half (Cody and Waite; exact, as the base is 2).
+// 2^f is a polynomial of degree 3, whose relative error is nowhere above 7.5e-5: coefficients by Remez's exchange on
+// [−½, ½], rounded to f32. It is for numbers that are rounded to bf16 next, whose half unit is 3.9e-3.
 //
 // FlashAttention 4 does so on Blackwell, where products have become faster and exponentials have not.
 #pragma once
