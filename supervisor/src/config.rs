@@ -57,7 +57,7 @@ pub struct Limits {
     pub last_words: Duration,
     /// What workers have to leave once the job is done.
     pub farewell: Duration,
-    /// A server that dies three times within this time is not started again.
+    /// A server that dies, or ends before it has joined, three times within this time is not started again.
     pub crash_loop: Duration,
 }
 

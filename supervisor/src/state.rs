@@ -23,7 +23,7 @@ use super::slots::Slots;
 
 /// Exit code of a worker that refuses what the user gave.
 pub(crate) const BAD_INPUT: i32 = 2;
-/// Deaths within [`Limits::crash_loop`] after which a server is given up.
+/// Early ends within [`Limits::crash_loop`] after which a server is given up: deaths, and leaves of servers that never joined.
 const CRASHES: usize = 3;
 
 /// The supervisor's knowledge.
@@ -288,9 +288,9 @@ impl State {
             return;
         }
         let crashes = self.crashes.entry(name.index).or_default();
-        // Who had not joined has nobody to say it to.
-        let left = worker.leaves && exit.code == Some(0) || !worker.listening && exit.was_asked();
-        if worker.hit.is_none() && !left {
+        let is_early = !worker.listening && exit.was_asked();
+        let has_left = worker.leaves && exit.code == Some(0);
+        if worker.hit.is_none() && !has_left {
             crashes.push_back(now);
         }
         let within = self.config.limits.crash_loop;
@@ -302,12 +302,16 @@ impl State {
             "its slot stays vacant".to_owned()
         } else if worker.overdue == Some(Overdue::AtStart) {
             "it never registered and is not started again".to_owned()
+        } else if loops && is_early {
+            format!(
+                "it ended {CRASHES} times within {within:?}, now by SIGTERM before it joined, and is not started again"
+            )
         } else if loops {
             format!("it died {CRASHES} times within {within:?} and is not started again")
         } else {
             "starting a replacement".to_owned()
         };
-        if left {
+        if has_left || is_early && !loops {
             self.notice(Level::Information, format!("{name} has left; {then}"), out);
         } else {
             self.notice(Level::Warning, format!("{name}: {exit}; {then}"), out);

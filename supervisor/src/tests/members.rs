@@ -77,26 +77,36 @@ fn a_server_that_was_asked_to_end_leaves_the_view_drains_and_is_replaced_when_it
 }
 
 #[test]
-fn a_server_that_was_asked_to_end_before_it_joined_has_left_and_others_crashed() {
-    let ends = |exits: &[(Option<i32>, Option<i32>)]| {
+fn servers_that_end_before_they_joined_are_given_up_when_they_do_so_again_and_again() {
+    let ends = |exits: &[(Option<i32>, Option<i32>)], apart: u64| {
         let (mut run, _) = Run::begin(config(1, false, &[]));
         let mut said = Vec::new();
         for (incarnation, (code, signal)) in (0..).zip(exits) {
             let name = WorkerName { incarnation, ..name("s0") };
             let exit = Exit { code: *code, signal: *signal, log: Vec::new() };
             said.push(run.input(Input::Exited { worker: name, exit }));
+            run.now += apart;
         }
         said
     };
-    // Its own exit code, and that of a process that does not hear the signal yet; ever so often.
-    let left = ends(&[(Some(143), None), (None, Some(15))].repeat(3));
+    // The exit code of a server that was asked to end, and that of a process that does not hear the signal yet.
+    let asked = [(Some(143), None), (None, Some(15))];
+    let left = ends(&asked.repeat(3), 5_100);
     for (number, said) in (1..).zip(&left) {
         assert!(said.contains("has left; starting a replacement"), "{said}");
         assert!(said.contains(&format!("spawn s0.{number}")), "{said}");
     }
+    let given_up = ends(&asked.repeat(2), 0);
+    assert_eq!(
+        given_up[2],
+        "notice server 0 (incarnation 2): exit code 143; it ended 3 times within 10s, now by SIGTERM before it joined, and is \
+         not started again"
+    );
     for exit in [(Some(0), None), (Some(1), None), (None, Some(9))] {
-        let crashed = ends(&[exit; 3]);
+        let crashed = ends(&[exit; 3], 0);
         assert!(crashed[2].contains("it died 3 times within"), "{crashed:?}");
+        let both = ends(&[asked[0], asked[1], exit], 0);
+        assert!(both[2].contains("it died 3 times within"), "{both:?}");
     }
 }
 
