@@ -22,6 +22,12 @@ fn a_job_that_waits_gets_what_it_needs_at_once_and_then_what_it_uses() {
     let mut replay = Replay::new(0, 4, 3);
     (replay.has_jobs, replay.demand) = (true, needs(6));
     assert_eq!(replay.run(1_400, 60), [4]);
+
+    // No more than one job may be given.
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.demand) = (true, needs(6));
+    replay.pool.spec.access.max_servers_per_job = Some(5);
+    assert_eq!(replay.run(1_400, 60), [5]);
 }
 
 #[test]

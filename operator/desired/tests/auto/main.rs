@@ -168,13 +168,28 @@ fn more_load_is_followed_in_minutes_and_less_only_after_the_window() {
 }
 
 #[test]
-fn without_reports_the_number_stays() {
-    let mut replay = Replay::new(3, 8, 1);
-    replay.servers.clear();
-    let pool = replay.pool.clone();
-    for _ in 0..100 {
-        replay.servers.clear();
-        assert_eq!(replay.look(0), 3);
+fn without_reports_the_number_stays_while_a_job_is_there() {
+    for (has_jobs, expected) in [(true, 3), (false, 0)] {
+        let mut replay = Replay::new(3, 8, 1);
+        replay.has_jobs = has_jobs;
+        let numbers = (0..100).map(|_| {
+            replay.servers.clear();
+            replay.look(100)
+        });
+        let numbers: Vec<_> = numbers.collect();
+        assert!(numbers.iter().take(20).all(|it| *it == 3), "the window is 300 s: {numbers:?}");
+        assert_eq!(numbers.last(), Some(&expected), "{has_jobs}");
     }
-    assert_eq!(pool.spec.replicas, 3);
+}
+
+#[test]
+fn a_time_in_which_a_server_was_silent_does_not_count_as_one_of_little_load() {
+    let mut replay = Replay::new(8, 64, 9);
+    replay.has_jobs = true;
+    assert_eq!(replay.run(5_600, 900), [8]);
+    replay.silent = Some(3);
+    assert_eq!(replay.run(5_600, 900), [8]);
+    replay.silent = None;
+    assert_eq!(replay.run(1_400, 240), [8], "the window begins when it is heard again");
+    assert!(replay.run(1_400, 240).last().is_some_and(|it| *it < 4));
 }

@@ -81,8 +81,8 @@ pub(super) fn has_job(observed: &Observed) -> bool {
     observed.trainers.iter().any(|it| state(it) != State::Ended)
 }
 
-/// Servers that jobs without one need: as many as their specs say, else one. A job whose trainers wait for nodes asks for one
-/// until then, since more could take the nodes that they wait for.
+/// Servers that jobs without one need: as many as their specs say and the pool lets one job have, else one. A job whose trainers
+/// wait for nodes asks for one until then, since more could take the nodes that they wait for.
 /// While servers may still come back to a new leader, it does not know which jobs have some.
 pub(super) fn waiting(observed: &Observed) -> u32 {
     if !observed.reports_complete {
@@ -100,9 +100,10 @@ pub(super) fn waiting(observed: &Observed) -> u32 {
             .any(|it: &JobKey| (&it.namespace, &it.name) == (&job.0, &job.1)),
         None => observed.reports.values().any(|it| it.serves),
     };
+    let most = observed.pool.spec.access.max_servers_per_job.unwrap_or(u32::MAX);
     let needs = |(job, is_placed): (&Option<(String, String)>, &bool)| {
         let asked = job.as_ref().and_then(|it| observed.demands.get(it)?.servers);
-        asked.filter(|_| *is_placed).unwrap_or(1).max(1)
+        asked.filter(|_| *is_placed).unwrap_or(1).min(most).max(1)
     };
     let waiting = jobs.iter().filter(|it| !has_one(it.0)).map(needs);
     waiting.fold(0, u32::saturating_add)

@@ -18,9 +18,10 @@
 //! most. It shrinks when they are less busy than a fifth below the target, to a number that would be a
 //! tenth below it, and only when every look within `scaleDownStabilizationSeconds` wanted that.
 //! Between the two it stays, and it lands well inside: at constant load it finds a number and stays.
-//! While a server that works is silent it stays too, and where some of the wanted servers are not there, it does not take
-//! their share for idle. Servers without a job are idle. A job without a server gets what it needs at once. A pool has one
-//! server at least while a job is there, and else `min`, so it goes to 0 and comes back.
+//! While a server that works is silent it stays too, and that time is none of little load. Where some of the wanted servers are
+//! not there, it does not take their share for idle, unless no job is there. Servers without a job are idle. A job without a
+//! server gets what it needs at once. A pool has one server at least while a job is there, and else `min`, so it goes to 0 and
+//! comes back.
 //!
 //! Whole numbers only; the memory is bounded.
 
@@ -114,11 +115,16 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
     let [percent, waited] = load.map_or([0, 0], |it| it.percent());
     let waits = || "a job waits for servers".to_owned();
     let Some(load) = load else {
-        return Wish { servers: current.max(least), percent, reason: waits() };
+        // The silent one may be what all of them are needed for.
+        let servers = current.max(least);
+        memory.look(now, servers, window);
+        return Wish { servers, percent, reason: waits() };
     };
     let needed = match load.mean() {
         Some(mean) => needed(load.sum, mean, scaling.target_utilization_percent, current),
-        None => current,
+        // None of them has come.
+        None if demand::has_job(observed) => current,
+        None => 0,
     };
     let needed = needed.max(least).min(most(&observed.pool));
     memory.look(now, needed, window);
@@ -215,7 +221,8 @@ pub(crate) fn rival(observed: &Observed, now: Timestamp) -> Option<&str> {
 /// Whether mode `Auto` knows how much work there is.
 pub(crate) fn is_known(observed: &Observed) -> bool {
     let load = demand::load(observed);
-    load.is_some_and(|it| it.mean().is_some() || decided(observed) == 0)
+    let is_idle = || !demand::has_job(observed) || decided(observed) == 0;
+    load.is_some_and(|it| it.mean().is_some() || is_idle())
 }
 
 /// Mean busy share of the servers that report, in millionths; none while none does.
