@@ -41,7 +41,8 @@ pub(super) struct Service {
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
     pub(super) attempts: BTreeMap<JobKey, Attempt>,
-    ways: BTreeMap<(Key, ServerId), Probed>,
+    /// What servers have measured to the trainers of the attempt that they work for.
+    ways: BTreeMap<(Key, ServerId), (JobKey, Probed)>,
     /// Pools of which something was noted and nothing done yet.
     noted: BTreeSet<Key>,
     refreshed: Instant,
@@ -234,8 +235,11 @@ impl Service {
             (Message::Drained(_), _) => self.put(key, Input::Drained(who)),
             (Message::Leaving(_), _) => self.put(key, Input::Leaving(who)),
             (Message::Probed(it), Who::Server(id)) => {
-                self.ways.insert((key.clone(), *id), it);
-                self.noted.insert(key.clone());
+                let pool = self.pools.get(key);
+                if let Some((_, job)) = pool.and_then(|it| it.holders().find(|it| it.0 == *id)) {
+                    self.ways.insert((key.clone(), *id), (job.clone(), it));
+                    self.noted.insert(key.clone());
+                }
             }
             // After its farewell a conductor ends by itself, however long that takes.
             (Message::Bye(_), Who::Trainer(job, _)) if conducts => self.context.told.leaves(job),
@@ -344,10 +348,11 @@ impl Service {
     fn tell(&mut self, key: &Key, figures: bool) {
         let Some(pool) = self.pools.get(key) else { return };
         let known = pool.reports(self.started.elapsed());
-        self.ways.retain(|(of, id), _| of != key || known.contains_key(id));
+        let holders: BTreeMap<ServerId, &JobKey> = pool.holders().collect();
+        self.ways.retain(|(of, id), it| of != key || holders.get(id) == Some(&&it.0));
         let ways = &self.ways;
         let report = |(id, it): (ServerId, cadre_views::ServerReport)| {
-            let way = ways.get(&(key.clone(), id));
+            let way = ways.get(&(key.clone(), id)).map(|it| &it.1);
             let report = Report {
                 busy_ppm: it.figure.busy_ppm,
                 slow_factor_percent: it.figure.slow_factor_percent,
@@ -361,7 +366,7 @@ impl Service {
             (server_name(&key.1, id.index, id.incarnation), report)
         };
         let named = |id: ServerId| server_name(&key.1, id.index, id.incarnation);
-        let holders = pool.holders().map(|(id, job)| (named(id), job.clone())).collect();
+        let holders = holders.into_iter().map(|(id, job)| (named(id), job.clone())).collect();
         let reports = known.into_iter().map(report).collect();
         let in_place = u32::try_from(pool.in_place()).unwrap_or(u32::MAX);
         if self.context.told.tell_pool(key, Servers { reports, holders, in_place }, figures) {

@@ -6,15 +6,18 @@ use std::time::Duration;
 
 use cadre_control::client::{Attachment, Options, attach};
 use cadre_control::proto::controller_message::Message;
-use cadre_control::proto::{Drained, Hello, Listening, Progress, Role, View};
+use cadre_control::proto::finished::Outcome;
+use cadre_control::proto::{
+    Drained, Finished, Hello, Listening, Probe, Probed, Progress, Role, View,
+};
 use cadre_control::{DATA_VERSION, Endpoint};
 use serde_json::{Value, json};
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 use super::leading::leading;
-use super::server::Server;
+use super::server::{Objects, Server};
 use super::versions::{called, hello, trainer};
-use super::{job, name, pool, running};
+use super::{job, name, pool, reason, running};
 use crate::http;
 
 /// What a worker says when it comes, and where it listens then.
@@ -25,9 +28,12 @@ fn begin((endpoint, hello): &(Endpoint, Hello)) -> Option<Attachment> {
     attachment.sender.send(listening).ok().map(|()| attachment)
 }
 
-/// A server: it goes from job to job, as it is told.
-fn serve(who: &(Endpoint, Hello)) {
+/// A server: it goes from job to job, as it is told. For each it says what its ways are.
+fn serve(who: &(Endpoint, Hello), ways: &Probed) {
     while let Some(Attachment { sender, receiver, .. }) = begin(who) {
+        if sender.send(ways.clone()).is_err() {
+            return;
+        }
         let told = receiver.iter().find(|it| matches!(it.message, Some(Message::Drain(_))));
         if told.is_none() || sender.send(Drained {}).is_err() {
             return;
@@ -106,7 +112,7 @@ async fn an_edited_share_moves_servers_at_once_and_the_status_names_who_has_them
     for pod in &pods {
         server.put("pods", &name(pod), &running());
         let who = called(&operator, pod, hello(Role::Server, DATA_VERSION));
-        thread::spawn(move || serve(&who));
+        thread::spawn(move || serve(&who, &Probed::default()));
     }
     let (sender, mut views) = unbounded_channel();
     for own in ["a", "b"] {
@@ -144,4 +150,42 @@ async fn an_edited_share_moves_servers_at_once_and_the_status_names_who_has_them
         };
         assert!(text.lines().any(held), "{own} in {text}");
     }
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn the_ways_from_a_server_to_a_jobs_trainers_are_told_until_the_job_is_over() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = Server::new();
+    let operator = leading(&server, folder.path()).await;
+    operator.context.metrics.leader.set(1);
+    let mut demanding = pool(1);
+    demanding["spec"]["fabric"] = json!({"minBandwidthMbps": 100});
+    server.put("attentionpools", "p", &demanding);
+    let pod = server.until("a server", |all| all.of("pods").into_iter().next().cloned()).await;
+    server.put("pods", &name(&pod), &running());
+    let who = called(&operator, &pod, hello(Role::Server, DATA_VERSION));
+    let slow = Probe { mbps: 5, path: "tcp".into(), ..Probe::default() };
+    thread::spawn(move || serve(&who, &Probed { probes: vec![slow] }));
+
+    let mut one = job();
+    one["spec"]["nodes"] = 1.into();
+    server.put("trainingjobs", "j", &one);
+    let pod = trainer(&server, "j").await;
+    let conductor = called(&operator, &pod, hello(Role::Trainer, DATA_VERSION));
+    let conductor = tokio::task::spawn_blocking(move || begin(&conductor)).await;
+    let conductor = conductor.expect("no panic").expect("it trains");
+    let placement = |all: &Objects<'_>, holders: usize| {
+        let pool = all.get("attentionpools", "p")?;
+        let held = pool["status"]["holders"].as_array().map_or(0, Vec::len);
+        (held == holders).then(|| reason(pool, "PlacementSatisfied"))
+    };
+    let is_slow = |all: &Objects<'_>| placement(all, 1).filter(|it| it == "SlowLink").map(drop);
+    server.until("a slow way", is_slow).await;
+    let of_ways = || http::told(&operator.context).contains("cadre_operator_server_trainers{");
+    assert!(of_ways());
+
+    let finished = Finished { outcome: Outcome::Completed.into(), ..Finished::default() };
+    conductor.sender.send(finished).expect("there is room");
+    server.until("a free server", |all| placement(all, 0).filter(|it| it == "Near")).await;
+    assert!(!of_ways());
 }
