@@ -36,6 +36,7 @@ mod servers_give_way_to_urgent_pods_and_come_back;
 mod servers_sit_where_their_trainers_are;
 mod the_chart_makes_the_recorded_manifests;
 mod the_readmes_commands_are_taken_by_a_cluster;
+mod trainers_of_one_pod_compute_in_place;
 mod training;
 mod training_goes_on_when_a_gpu_is_taken;
 mod training_goes_on_without_an_operator;
@@ -121,6 +122,7 @@ const PROMISES: &[Promise] = promises! {
         plain_pods_join_a_pool_and_train
         a_pool_is_resized_while_a_job_trains;
     RealNodes Alone:
+        trainers_of_one_pod_compute_in_place
         training_goes_on_without_an_operator
         a_drained_trainer_costs_no_restart
         a_node_that_dies_in_a_step_costs_no_bits

@@ -74,11 +74,8 @@ impl<'a> Training<'a> {
         }
         let from = format!("--from-file={}", data.display());
         cluster.kubectl(&["create", "configmap", "documents", &from, "--namespace", here])?;
-        let volume = cluster.folder().join(format!("checkpoints-{here}"));
-        fs::create_dir_all(&volume).context("a folder for checkpoints")?;
-        // The trainers' user is not ours.
-        fs::set_permissions(&volume, fs::Permissions::from_mode(0o777)).context("its rights")?;
-        cluster.apply(here, &claim(here, &volume).to_string())?;
+        let volume = writable(&cluster.folder().join(format!("checkpoints-{here}")))?;
+        cluster.apply(here, &claim(here, "checkpoints", &volume).to_string())?;
         let (pool, job, length) = (pool(2), job("/documents", *STEPS), *STEPS);
         let attempts = Vec::new();
         Ok(Self { cluster, here, release, data, volume, attempts, length, pool, job })
@@ -86,7 +83,12 @@ impl<'a> Training<'a> {
 
     /// Gives the job more steps than it will make: it trains until the promise has seen enough, on a machine of any speed.
     pub(crate) fn endless(&mut self) {
-        self.length = ENDLESS;
+        self.ends_after(ENDLESS);
+    }
+
+    /// Gives the job so many steps.
+    pub(crate) fn ends_after(&mut self, steps: u64) {
+        self.length = steps;
         self.job = job("/documents", self.length);
     }
 
@@ -125,8 +127,8 @@ impl<'a> Training<'a> {
         Ok(job.path().join("headers.jsonl"))
     }
 
-    /// Numbers of servers that steps were planned for: slots that are not vacant.
-    pub(crate) fn servers(&self) -> Result<BTreeSet<usize>> {
+    /// Servers that each step was planned for: slots that are not vacant.
+    pub(crate) fn plans(&self) -> Result<Vec<usize>> {
         let text = fs::read_to_string(self.headers()?).context("the header log")?;
         let count = |line: &str| -> Result<usize> {
             let header: Value = serde_json::from_str(line).context("a header")?;
@@ -134,6 +136,11 @@ impl<'a> Training<'a> {
             Ok(fillers.iter().filter(|it| !it.is_null()).count())
         };
         text.lines().map(count).collect()
+    }
+
+    /// The numbers among them.
+    pub(crate) fn servers(&self) -> Result<BTreeSet<usize>> {
+        Ok(self.plans()?.into_iter().collect())
     }
 
     /// What was made of the job.
@@ -217,13 +224,15 @@ impl<'a> Training<'a> {
         // One run for all promises, unless one of them asks for more steps.
         static ONE: Mutex<()> = Mutex::new(());
         let _one = ONE.lock().unwrap_or_else(PoisonError::into_inner);
-        let out = self.cluster.folder().join(format!("alone-{servers}"));
+        let kind = if self.is_in_place() { "in-place" } else { "dedicated" };
+        let out = self.cluster.folder().join(format!("alone-{servers}-{kind}"));
         let mut losses = by_itself(&out).unwrap_or_default();
         if losses.len() < steps {
             if out.exists() {
                 fs::remove_dir_all(&out).context("a shorter run")?;
             }
-            self.run_alone(servers, &out, (*STEPS).max(steps as u64), &[])?;
+            let least = if self.is_in_place() { 0 } else { *STEPS };
+            self.run_alone(servers, &out, least.max(steps as u64), &[])?;
             losses = by_itself(&out)?;
         }
         losses.truncate(steps);
@@ -239,10 +248,21 @@ impl<'a> Training<'a> {
         by_itself(&out)
     }
 
+    fn is_in_place(&self) -> bool {
+        self.pool["spec"]["inPlace"] == true
+    }
+
     fn run_alone(&self, servers: u32, out: &Path, steps: u64, arguments: &[&str]) -> Result<()> {
         let data = self.data.to_str().context("a path in UTF-8")?;
         let manifest = out.with_extension("yaml");
-        let text = format!("{}\n---\n{}\n", pool(servers), job(data, steps));
+        let (mut pool, mut job) = (pool(servers), job(data, steps));
+        pool["spec"]["inPlace"] = self.is_in_place().into();
+        for field in ["nodes", "procsPerNode"] {
+            if let Some(value) = self.job["spec"].get(field) {
+                job["spec"][field] = value.clone();
+            }
+        }
+        let text = format!("{pool}\n---\n{job}\n");
         fs::write(&manifest, text).context("a manifest")?;
         let mut command = Command::new(self.cluster.programs().own("cadre")?);
         command.arg("run").arg("-f").arg(manifest).arg("--out").arg(out).args(arguments);
@@ -252,7 +272,7 @@ impl<'a> Training<'a> {
     }
 
     /// What trainer 0 of a Job has said.
-    fn log(&self, job: &str) -> Result<String> {
+    pub(crate) fn log(&self, job: &str) -> Result<String> {
         let first = format!(
             "batch.kubernetes.io/job-name={job},batch.kubernetes.io/job-completion-index=0"
         );
@@ -341,15 +361,22 @@ fn job(data: &str, steps: u64) -> Value {
             "template": template}})
 }
 
-/// A volume on this machine and a claim to it.
-fn claim(here: &str, folder: &Path) -> Value {
-    let size = json!({"storage": "1Gi"});
+/// A folder that the trainers' user, who is not ours, may write.
+fn writable(folder: &Path) -> Result<PathBuf> {
+    fs::create_dir_all(folder).context("a folder for checkpoints")?;
+    fs::set_permissions(folder, fs::Permissions::from_mode(0o777)).context("its rights")?;
+    Ok(folder.to_owned())
+}
+
+/// A volume on this machine and a claim to it, `name`.
+pub(crate) fn claim(here: &str, name: &str, folder: &Path) -> Value {
+    let (size, volume) = (json!({"storage": "1Gi"}), format!("{here}-{name}"));
     json!({"apiVersion": "v1", "kind": "List", "items": [
-        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": here},
+        {"apiVersion": "v1", "kind": "PersistentVolume", "metadata": {"name": volume},
             "spec": {"capacity": size, "accessModes": ["ReadWriteMany"], "storageClassName": "",
                 "persistentVolumeReclaimPolicy": "Retain", "hostPath": {"path": folder},
-                "claimRef": {"namespace": here, "name": "checkpoints"}}},
-        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"},
-            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": here,
+                "claimRef": {"namespace": here, "name": name}}},
+        {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": name},
+            "spec": {"accessModes": ["ReadWriteMany"], "storageClassName": "", "volumeName": volume,
                 "resources": {"requests": size}}}]})
 }
