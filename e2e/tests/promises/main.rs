@@ -40,6 +40,7 @@ mod trainers_of_one_pod_compute_in_place;
 mod training;
 mod training_goes_on_when_a_gpu_is_taken;
 mod training_goes_on_without_an_operator;
+mod two_jobs_share_a_pool_by_their_shares;
 mod who_may_edit_a_namespace_trains_there;
 
 use std::path::Path;
@@ -123,6 +124,7 @@ const PROMISES: &[Promise] = promises! {
         a_pool_is_resized_while_a_job_trains;
     RealNodes Alone:
         trainers_of_one_pod_compute_in_place
+        two_jobs_share_a_pool_by_their_shares
         training_goes_on_without_an_operator
         a_drained_trainer_costs_no_restart
         a_node_that_dies_in_a_step_costs_no_bits
