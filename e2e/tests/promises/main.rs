@@ -30,6 +30,7 @@ mod helm_installs_upgrades_and_uninstalls;
 mod objects;
 mod only_the_operator_makes_servers;
 mod plain_pods_join_a_pool_and_train;
+mod python_scripts_train_in_pods;
 mod release;
 mod servers_are_replaced_one_after_the_other;
 mod servers_give_way_to_urgent_pods_and_come_back;
@@ -125,6 +126,7 @@ const PROMISES: &[Promise] = promises! {
     RealNodes Alone:
         trainers_of_one_pod_compute_in_place
         two_jobs_share_a_pool_by_their_shares
+        python_scripts_train_in_pods
         training_goes_on_without_an_operator
         a_drained_trainer_costs_no_restart
         a_node_that_dies_in_a_step_costs_no_bits
