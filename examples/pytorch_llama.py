@@ -97,8 +97,8 @@ def main() -> None:
     done = resume(options.checkpoints, model, optimizer) if options.checkpoints else 0
     if options.checkpointing:
         model.gradient_checkpointing_enable()
-    # Cadre: joins the job, with the steps that are left: who computes, and what all ranks agree on.
-    cadre.init(model, steps=options.steps - done)
+    # Cadre: joins the job, with the steps that are left, or none: who computes, and what all ranks agree on.
+    cadre.init(model, steps=max(0, options.steps - done))
     for it in model.model.layers if options.compile else ():
         it.compile(backend=options.compile, fullgraph=True)
     whole = model

@@ -104,7 +104,7 @@ class Job:
         turns: Turns = None,
     ) -> bool:
         """Ends the step that runs and begins the next one; returns whether there is one."""
-        if self.stopped:
+        if self.stopped or self.steps == 0:
             return False
         if self.ended:
             raise RuntimeError(f"rank {self.rank}: the job has ended; leave the loop when begin_step returns False")
@@ -287,15 +287,16 @@ def with_frozen(model: Any, shape: Shape) -> Shape:
 def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, on_nonfinite: str = "report") -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
-    Every rank gives the same model, `steps` and `seed`. `threads` compute in place (default: as many as torch has).
+    Every rank gives the same model, `steps` and `seed`. With 0 steps, as a resume may have left, the job ends well at
+    once, and loops over `batches` have no batch. `threads` compute in place (default: as many as torch has).
     `on_nonfinite`: results of the pool that are not finite are passed on and reported (`report`), or `end` the job.
     In a process that no job has started, attention is computed here, which is said once on stderr.
     """
     global _JOB
     if _JOB is not None:
         raise RuntimeError("init was called before; a process is one rank of one job")
-    if steps < 1 or steps != int(steps):
-        raise ValueError(f"init: steps is {steps}; a job has 1 or more")
+    if steps < 0 or steps != int(steps):
+        raise ValueError(f"init: steps is {steps}; a job has 1 or more, and 0 where a resume has none left")
     if on_nonfinite not in ("report", "end"):
         raise ValueError(f"init: on_nonfinite is {on_nonfinite!r}; say 'report' or 'end'")
     for name, it in (("seed", seed), ("threads", threads or 0)):
@@ -317,6 +318,9 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
     _JOB = Job(shape, session, int(steps))
     os.register_at_fork(after_in_child=_JOB.in_child)
+    if steps == 0:
+        print("cadre: no step is left to train; the job ends well", file=sys.stderr)
+        _JOB.end()
 
 
 def check() -> Any:

@@ -37,9 +37,8 @@ class _Calls(TrainerCallback):
                     f"parallelism_config: {name} is {size}; set it to 1: a rank holds its own rows with all their "
                     "heads, and the pool shares out attention"
                 )
-        if state.global_step >= state.max_steps:
-            raise ValueError(f"nothing is left to train: step {state.global_step} of {state.max_steps} was resumed")
-        _job.init(self.trainer.model, steps=state.max_steps - state.global_step, seed=args.seed)
+        left = max(0, state.max_steps - state.global_step)
+        _job.init(self.trainer.model, steps=left, seed=args.seed)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():
@@ -92,9 +91,9 @@ class OnPool:
         self._micro_batch = 0
         if _job.begin_step([lengths_of(it) for it in update[0]], next=following):
             return update
-        # The job was asked to stop.
+        # The job was asked to stop, or a resume has no step left.
         self.control.should_training_stop = True
-        self.control.should_save = self.args.save_strategy != "no"
+        self.control.should_save = job.stopped and self.args.save_strategy != "no"
         return [], None
 
     def _get_checked(

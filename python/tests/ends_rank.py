@@ -43,13 +43,14 @@ def main() -> None:
     parser.add_argument("--how")
     parser.add_argument("--rank", type=int, default=1)
     parser.add_argument("--steps", type=int, default=3)
+    parser.add_argument("--more", type=int, default=0, help="steps of rank 1 alone")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
     rank, done, heard = int(os.environ["RANK"]), 0, []
     # The script's own handler.
     signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
-    cadre.init(cadre.Shape(2, 1, 8, ("causal",) * 2), steps=options.steps)
+    cadre.init(cadre.Shape(2, 1, 8, ("causal",) * 2), steps=options.steps + options.more * rank)
     for step, batch in enumerate(cadre.batches(itertools.repeat([40]), list)):
         q, kv = (torch.randn(sum(batch), it, 8).requires_grad_() for it in (2, 1))
         bounds = torch.tensor([0, sum(batch)]).int()

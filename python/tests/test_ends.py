@@ -54,19 +54,32 @@ class Codes(RealProcesses):
                 self.assertIn(words, said)
 
     def test_mistakes_before_a_rank_has_joined_end_with_2(self) -> None:
-        def code(script: str) -> int:
+        def ended(script: str) -> subprocess.CompletedProcess:
             environment = os.environ | {"CADRE_CONTROL": "unix:/nowhere"}
-            return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True).returncode
+            return subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True)
+
+        def code(script: str) -> int:
+            return ended(script).returncode
 
         shape = "cadre.Shape(2, 1, 8, ('causal',))"
-        self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=0)"), 2)
+        self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=-1)"), 2)
         # The environment lacks what a job says.
         self.assertEqual(code(f"import cadre; cadre.init({shape}, steps=1)"), 2)
         # Errors of the script, of torch inside the package, and codes that the script chose stay.
         self.assertEqual(code("import cadre; raise ValueError('mine')"), 1)
         broken = "import cadre, torch; torch.get_num_threads = lambda: [][0]; cadre.init"
         self.assertEqual(code(f"{broken}({shape}, steps=1)"), 1)
-        self.assertEqual(code(f"import cadre\ntry: cadre.init({shape}, steps=0)\nexcept ValueError: exit(5)"), 5)
+        self.assertEqual(code(f"import cadre\ntry: cadre.init({shape}, steps=-1)\nexcept ValueError: exit(5)"), 5)
+
+    def test_a_resume_without_steps_ends_well_at_once(self) -> None:
+        code, said, out = self.run_job(shelled("--steps=0"))
+        self.assertEqual((code, codes(out)), (0, [0, 0]), said)
+        logs = [it.read_text() for it in sorted(out.glob("logs/*trainer*"))]
+        self.assertEqual(["no step is left to train; the job ends well" in it for it in logs], [True, True], logs)
+        # Ranks that do not agree are told apart.
+        code, said, out = self.run_job(shelled("--steps=0", "--more=1"))
+        self.assertEqual(code, 2, said)
+        self.assertRegex(said, "trainer [01] has [01] steps, trainer [01] ")
 
 
 class Signals(RealProcesses):

@@ -101,6 +101,9 @@ class Llama(RealProcesses):
         said = "".join(it.read_text() for it in sorted(out.glob("logs/trainer-0*")))
         steps = [int(it[1]) for it in re.finditer(r"^step (\d+) loss", said, re.MULTILINE)]
         self.assertEqual(sorted(set(steps)), list(range(1, count + 1)), said)
+        # One more has nothing left to do.
+        out = self.complete(job(*options))
+        self.assertIn("no step is left to train; the job ends well", (out / "logs" / "trainer-0-0.log").read_text())
 
 
 if __name__ == "__main__":

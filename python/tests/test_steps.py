@@ -217,7 +217,7 @@ class Ends(Alone):
             cadre.init(model, steps=1)
 
     def test_steps_are_a_whole_number(self) -> None:
-        for steps in (0, 2.5):
+        for steps in (-1, 2.5):
             with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
                 self.join(steps=steps)
 
@@ -236,6 +236,13 @@ class Ends(Alone):
                 cadre.finish()
         with self.assertRaisesRegex(RuntimeError, "the job has ended"):
             cadre.begin_step([ROWS])
+
+    def test_without_steps_there_is_none(self) -> None:
+        self.join(steps=0)
+        self.assertEqual(list(cadre.batches([[3]], lambda batch: batch)), [])
+        self.assertFalse(cadre.begin_step([3]))
+        self.assertFalse(cadre.stopped())
+        cadre.finish()
 
     def test_a_script_that_exits_well_finishes_its_job(self) -> None:
         self.join(steps=1)

@@ -77,6 +77,21 @@ class Ends(Alone):
             with self.assertRaisesRegex(NotImplementedError, f"parallelism_config: {size} is 2; set it to 1"):
                 calls.on_train_begin(trainer.args, trainer.state, trainer.control)
 
+    def test_a_resume_without_steps_trains_nothing_and_ends_well(self) -> None:
+        # At the end of an epoch of three steps, and within one.
+        for steps in (3, 4):
+            said, saved = io.StringIO(), self.folder / f"checkpoint-{steps}"
+            with mock.patch.object(_job, "_JOB", None):
+                self.train(self.trainer(max_steps=steps, save_strategy="steps", save_steps=steps))
+            before = (saved / "trainer_state.json").stat().st_mtime_ns
+            trainer = self.trainer(max_steps=steps, save_strategy="steps", save_steps=steps)
+            with mock.patch.object(_job, "_JOB", None), contextlib.redirect_stderr(said):
+                trainer.train(resume_from_checkpoint=str(saved))
+                self.assertTrue(_job.current().ended)
+            self.assertIn("no step is left to train; the job ends well", said.getvalue())
+            self.assertEqual(trainer.state.global_step, steps)
+            self.assertEqual((saved / "trainer_state.json").stat().st_mtime_ns, before)
+
     def test_a_job_that_is_asked_to_stop_is_saved(self) -> None:
         begin, steps = _job.Job.begin, []
 
@@ -84,7 +99,7 @@ class Ends(Alone):
             steps.append(1)
             if len(steps) < 3:
                 return begin(job, *layouts)
-            job.ended = True
+            job.ended = job.stopped = True
             return False
 
         with mock.patch.object(_job.Job, "begin", stopped):
