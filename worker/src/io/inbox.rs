@@ -305,7 +305,7 @@ impl<P: Exchange> Io<P> {
         match (self.shared.me, &mut self.conductor) {
             (Peer::Server(_), _) if over => self.end(Ending::Completed),
             (Peer::Server(_), _) => self.say(proto::Leaving {}),
-            (Peer::Trainer(_), Some(conductor)) => conductor.stop(&mut self.shared, true),
+            (Peer::Trainer(me), Some(conductor)) => conductor.asked(&mut self.shared, me.0),
             (Peer::Trainer(_), None) if self.ended.is_none() && self.asked_to_end.is_none() => {
                 self.asked_to_end = Some(self.shared.now());
                 self.shared.tell_conductor(Said::Leaving);

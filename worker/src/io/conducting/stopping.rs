@@ -1,6 +1,7 @@
 //! How a job ends before its last step: the controller stops it, or a pool that is lost keeps it waiting.
 //!
-//! In: the controller's order, which steps have no server. Out: the end, told to all; notices of the pool.
+//! In: the order of the controller or of a trainer that was asked to end, which steps have no server. Out: the end, told to all;
+//! notices of who was asked and of the pool.
 
 use cadre_control::proto::notice;
 use cadre_step::envelope::Ending;
@@ -11,6 +12,18 @@ use crate::io::output::Output;
 use crate::io::shared::Shared;
 
 impl Conducting {
+    /// A trainer's process was asked to end: the job ends after the last step that is out.
+    pub fn asked(&mut self, shared: &mut Shared<impl Exchange>, trainer: u16) {
+        if self.stop.is_none() && self.ending.is_none() {
+            let text = format!(
+                "trainer {trainer} was asked to end: the job stops after the steps that are out"
+            );
+            let event = notice::Event::Unspecified;
+            Self::report_notice(shared, notice::Level::Warning, text, event, None);
+        }
+        self.stop(shared, true);
+    }
+
     /// The controller wants the job to end after the last step that is out.
     pub fn stop(&mut self, shared: &mut Shared<impl Exchange>, checkpoint: bool) {
         let stopped = Ending::Stopped { checkpoint };

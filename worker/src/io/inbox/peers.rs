@@ -146,8 +146,8 @@ impl<P: Exchange> Io<P> {
             }
             Said::Leaving if self.ended.is_none() => {
                 tracing::warn!("{from} was asked to end, so the job stops");
-                if let Some(it) = &mut self.conductor {
-                    it.stop(&mut self.shared, true);
+                if let (Some(it), Peer::Trainer(trainer)) = (&mut self.conductor, from) {
+                    it.asked(&mut self.shared, trainer.0);
                 }
             }
             Said::Lengths(_)
