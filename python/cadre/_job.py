@@ -28,7 +28,7 @@ from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
-from ._native import Session, exit_with
+from ._native import Session, exit_with, give_sigterm_back
 from ._step import Step
 from ._turns import Turn, Turns, order_of
 
@@ -47,6 +47,8 @@ class Job:
         self.ended = False
         # Whether it was asked to stop. Then the session goes on until the script ends, which may save first.
         self.stopped = self.left = False
+        # Whether this process ends.
+        self.exits = False
         # Layouts and turns of the next step, if they were announced.
         self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
         self.not_finite = NotFinite(session)
@@ -176,15 +178,20 @@ class Job:
             if how == "stopped":
                 self.stopped = True
             elif self.session:
-                self.left = True
-                self.session.leave(how, for_good=for_good)
+                self.go(how, for_good=for_good)
         return False
 
     def close(self, how: str = "stopped", *, for_good: bool = False) -> None:
         """Leaves a job that was asked to stop, once."""
         if self.stopped and self.session and not self.left:
-            self.left = True
-            self.session.leave(how, for_good=for_good)
+            self.go(how, for_good=for_good)
+
+    def go(self, how: str, *, for_good: bool) -> None:
+        """Leaves the session. From then on SIGTERM is the script's again, if that goes on."""
+        self.left = True
+        self.session.leave(how, for_good=for_good)
+        if not self.exits:
+            give_sigterm_back()
 
     def fail(self, error: BaseException | None) -> None:
         """Leaves the job with the exception that ends this process."""
@@ -198,7 +205,7 @@ class Job:
         """Fails the job if this rank exits in the middle, so that no other rank waits for it."""
         if os.getpid() != self.process:
             return
-        error = getattr(sys, "last_value", None)
+        self.exits, error = True, getattr(sys, "last_value", None)
         if not self.ended or (self.stopped and error):
             self.fail(error)
         self.close()
@@ -364,12 +371,13 @@ def next_micro_batch() -> None:
 
 def finish() -> None:
     """Ends the last step and leaves the job. `batches` does it by itself; a job that has steps left fails. While an
-    exception is under way, as in `finally`, the job fails with it."""
+    exception is under way, as in `finally`, the job fails with it. A job that was asked to stop is left when the
+    process ends: what the script says of its checkpoint until then is heard."""
     job, error = joined("finish"), sys.exc_info()[1]
     if isinstance(error, SystemExit) and not error.code:
         error = None
     if job.ended:
-        return job.fail(error) if job.stopped and error else job.close()
+        return job.fail(error) if job.stopped and error else None
     if reason := job.unfinished():
         if error:
             return job.fail(error)

@@ -102,6 +102,10 @@ class Session:
 def exit_with(code: int) -> None:
     """Makes this process exit with `code` where Python would exit with 0 or 1."""
 
+def give_sigterm_back() -> None:
+    """SIGTERM does again what it did before this process joined a job, unless the script has installed a handler
+    since."""
+
 def gpu_refuses(number: int) -> str | None:
     """Why the kernels of GPUs do not run on this one."""
 

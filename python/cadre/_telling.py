@@ -35,7 +35,7 @@ def busy(seconds: float) -> None:
     """Says that this rank is at work elsewhere, for so long at most, as when it saves or evaluates the model, and that
     it does not stand still. Its next call of `cadre` ends that. Ranks that wait for it meanwhile say so, too."""
     job = _job.joined("busy")
-    if job.session and not job.ended:
+    if job.session and not job.left:
         job.session.busy(seconds)
 
 

@@ -2,15 +2,16 @@
 //!
 //! In: how a rank left its job, signals. Out: the exit code that the controller reads: 2 where another attempt would fail in
 //! the same way, 3 where a peer is the cause, 143 after a stop. It stands in for Python's 0 and 1 alone: a code that the
-//! script chose stays, as `spec.failurePolicy.rules` may name it.
+//! script chose stays, as `spec.failurePolicy.rules` may name it. A rank that has left is a Python program as any other: SIGTERM
+//! does what it did before the rank joined.
 //!
-//! Invariant: a forked child exits as it would without.
+//! Invariant: a forked child exits as it would without, and whatever libraries do at the end of a process is done.
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
 use std::process;
-use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
+use std::sync::{Mutex, Once, PoisonError};
 
 use cadre_worker::process::{Error, Termination};
 
@@ -25,9 +26,21 @@ const RAISED: c_int = 1;
 
 unsafe extern "C" {
     fn on_exit(call: extern "C" fn(c_int, *mut c_void), argument: *mut c_void) -> c_int;
-    fn fflush(stream: *mut c_void) -> c_int;
-    fn _exit(status: c_int) -> !;
+    fn exit(status: c_int) -> !;
+    fn sigaction(signal: c_int, new: *const Action, old: *mut Action) -> c_int;
 }
+
+/// Number of SIGTERM.
+const SIGTERM: c_int = 15;
+
+/// What a signal does to a process: room for the system's `struct sigaction`, of which only the handler is looked at, its first
+/// word.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct Action([usize; 32]);
+
+/// What SIGTERM did before a rank joined, and what it does since.
+static HANDLERS: Mutex<Option<[Action; 2]>> = Mutex::new(None);
 
 /// The code to exit with; 0: Python's own.
 static CODE: AtomicI32 = AtomicI32::new(0);
@@ -56,10 +69,16 @@ extern "C" fn exiting(status: c_int, _: *mut c_void) {
     {
         return;
     }
-    // SAFETY: no stream means all of them.
-    unsafe { fflush(std::ptr::null_mut()) };
-    // SAFETY: ends the process; what `exit` would still do is to flush, which is done.
-    unsafe { _exit(code) }
+    // SAFETY: glibc allows it in a handler: `exit` goes on with the handlers that are left, and takes the last code.
+    unsafe { exit(code) }
+}
+
+/// What SIGTERM does now.
+fn on_sigterm_now() -> Action {
+    let mut now = Action([0; 32]);
+    // SAFETY: the room is larger than the system's structure; nothing is set.
+    unsafe { sigaction(SIGTERM, std::ptr::null(), &raw mut now) };
+    now
 }
 
 /// From now on SIGTERM calls `stop`, on a thread of its own; a handler that Python had before runs, too.
@@ -69,7 +88,21 @@ pub(crate) fn on_sigterm(stop: impl Fn() + Send + 'static) -> Result<(), Error> 
         ASKED.store(true, Ordering::SeqCst);
         stop();
     });
-    termination.listen(STOPPED.into())
+    let before = on_sigterm_now();
+    termination.listen(STOPPED.into())?;
+    *HANDLERS.lock().unwrap_or_else(PoisonError::into_inner) = Some([before, on_sigterm_now()]);
+    Ok(())
+}
+
+/// SIGTERM does again what it did before [`on_sigterm`]; what a script has installed since stays.
+pub(crate) fn give_sigterm_back() {
+    let handlers = HANDLERS.lock().unwrap_or_else(PoisonError::into_inner).take();
+    if let Some([before, own]) = handlers
+        && on_sigterm_now().0[0] == own.0[0]
+    {
+        // SAFETY: the system wrote what is set.
+        unsafe { sigaction(SIGTERM, &raw const before, std::ptr::null_mut()) };
+    }
 }
 
 /// Whether this process was asked to end.

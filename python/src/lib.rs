@@ -23,6 +23,12 @@ fn exit_with(code: u8) {
     ending::exit_with(code);
 }
 
+/// SIGTERM does again what it did before this process joined a job, unless the script has installed a handler since.
+#[pyfunction]
+fn give_sigterm_back() {
+    ending::give_sigterm_back();
+}
+
 /// See the package's `_native.pyi`.
 #[pymodule]
 fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
@@ -31,6 +37,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Ticket>()?;
     module.add("RefusedError", module.py().get_type::<refusal::RefusedError>())?;
     module.add_function(wrap_pyfunction!(exit_with, module)?)?;
+    module.add_function(wrap_pyfunction!(give_sigterm_back, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_refuses, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_forward, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_backward, module)?)?;

@@ -1,7 +1,7 @@
 """A rank of a tiny model that ends in a way of its own: by a mistake, an error, a signal.
 
-In: the environment of a job, `--how` and `--rank`, which one does it in step 1. Out: `saved-RANK` in the folder of the
-job, where the loop ended early: the steps that are done, and whether SIGTERM came.
+In: the environment of a job, `--how` and `--rank`, which one does it in step 1, or when it has left its job. Out:
+`saved-RANK` in the folder of the job, where the loop ended early: the steps that are done, and whether SIGTERM came.
 """
 
 import argparse
@@ -48,8 +48,9 @@ def main() -> None:
     torch.set_num_threads(1)
     torch.manual_seed(1)
     rank, done, heard = int(os.environ["RANK"]), 0, []
-    # The script's own handler.
-    signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
+    if options.how != "after":
+        # The script's own handler.
+        signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
     cadre.init(cadre.Shape(2, 1, 8, ("causal",) * 2), steps=options.steps + options.more * rank)
     for step, batch in enumerate(cadre.batches(itertools.repeat([40]), list)):
         q, kv = (torch.randn(sum(batch), it, 8).requires_grad_() for it in (2, 1))
@@ -62,6 +63,9 @@ def main() -> None:
         o.sum().backward()
         cadre.report(loss=o.detach().mean() + kv.grad.mean())
         done += 1
+    cadre.finish()
+    if options.how == "after" and rank == options.rank:
+        os.kill(os.getpid(), signal.SIGTERM)
     if cadre.stopped():
         cadre.saved(done, "somewhere")
         (Path(os.environ["CADRE_OUT"]) / f"saved-{rank}").write_text(json.dumps([done, heard]))

@@ -14,6 +14,13 @@ from pathlib import Path
 from test_pool import HERE, RealProcesses, losses, manifest
 
 # The rank dies with its parent, which is the shell here. A signal's number is above 128.
+# Writes a line when the process ends, as libraries do that were there before the package.
+LIBRARY = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.strdup.restype = ctypes.c_void_p
+getattr(libc, "__cxa_atexit")(libc.puts, ctypes.c_void_p(libc.strdup(b"a library ends")), None)
+"""
 SHELL = 'CADRE_PARENT_PID=$$ "$PYTHON" "$0" "$@"; code=$?; echo $code > "$CADRE_OUT/code-$RANK"; exit $code'
 
 
@@ -70,6 +77,9 @@ class Codes(RealProcesses):
         broken = "import cadre, torch; torch.get_num_threads = lambda: [][0]; cadre.init"
         self.assertEqual(code(f"{broken}({shape}, steps=1)"), 1)
         self.assertEqual(code(f"import cadre\ntry: cadre.init({shape}, steps=-1)\nexcept ValueError: exit(5)"), 5)
+        # What libraries do when a process ends is done, though the code is not Python's.
+        it = ended(f"{LIBRARY}\nimport atexit, cadre\natexit.register(print, 'and so')\ncadre.init({shape}, steps=-1)")
+        self.assertEqual((it.returncode, it.stdout), (2, "and so\na library ends\n"), it.stderr)
 
     def test_a_resume_without_steps_ends_well_at_once(self) -> None:
         code, said, out = self.run_job(shelled("--steps=0"))
@@ -84,13 +94,24 @@ class Codes(RealProcesses):
 
 class Signals(RealProcesses):
     def test_a_rank_that_is_asked_to_end_finishes_its_steps_and_saves(self) -> None:
-        code, said, out = self.run_job(shelled("--how=stop", "--steps=1000"))
-        self.assertEqual(code, 3, said)
-        self.assertEqual(codes(out), [0, 143], said)
-        (done, nothing), (other, heard) = (json.loads((out / f"saved-{it}").read_text()) for it in range(2))
-        self.assertEqual((done, nothing, heard), (other, [], [1]))
-        self.assertTrue(2 <= done < 10, done)
-        self.assertIn(f"checkpoint of {done} steps is at somewhere", said)
+        for rank in range(2):
+            code, told, out = self.run_job(shelled("--how=stop", f"--rank={rank}", "--steps=1000"), "--json")
+            self.assertEqual(code, 3, told)
+            self.assertEqual(codes(out), [143 if it == rank else 0 for it in range(2)], told)
+            (done, one), (other, two) = (json.loads((out / f"saved-{it}").read_text()) for it in range(2))
+            self.assertEqual((done, one, two), (other, [0] * (rank == 0), [1] * (rank == 1)))
+            # When rank 0 has heard of it, two steps at most are out.
+            told = [json.loads(it) for it in self.lines]
+            asked = f"trainer {rank} was asked to end: the job stops after the steps that are out"
+            at = next(at for at, it in enumerate(told) if it.get("text") == asked)
+            self.assertLessEqual(sum(it["event"] == "step" for it in told[at:]), 2, told)
+            self.assertEqual(sum(it["event"] == "step" for it in told), done)
+            # Also behind `finish`.
+            self.assertIn(f"checkpoint of {done} steps is at somewhere", [it.get("text") for it in told])
+
+    def test_a_rank_that_has_left_hears_sigterm_as_any_program(self) -> None:
+        code, said, out = self.run_job(shelled("--how=after"))
+        self.assertEqual((code, codes(out)), (0, [0, 143]), said)
 
     def test_a_rank_that_dies_by_a_signal_ends_the_others(self) -> None:
         code, said, out = self.run_job(shelled("--how=death", "--steps=1000"))

@@ -95,6 +95,7 @@ class RealProcesses(unittest.TestCase):
         file.write_text(text)
         command = [PROGRAM, "run", "-f", file, "--out", out, *options]
         ended = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT, timeout=600)
+        self.lines = ended.stdout.splitlines()
         return ended.returncode, ended.stderr, out
 
     def complete(self, text: str, *options: str) -> Path:
