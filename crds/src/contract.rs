@@ -123,6 +123,9 @@ pub const CADRE_JOB: &str = "CADRE_JOB";
 pub const CADRE_POOL: &str = "CADRE_POOL";
 /// Directory for what the run leaves behind.
 pub const CADRE_OUT: &str = "CADRE_OUT";
+/// Directory in which each rank that a launcher starts leaves the code that it exits with, in a file named by its [`RANK`]; not set:
+/// nobody reads it.
+pub const CADRE_CODES: &str = "CADRE_CODES";
 /// Directory for checkpoints.
 pub const CADRE_CHECKPOINTS: &str = "CADRE_CHECKPOINTS";
 /// Checkpoint of another job that this one begins with, or a directory of them; [`RESUME_NONE`]: it begins at step 0. Needed before

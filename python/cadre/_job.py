@@ -28,7 +28,7 @@ from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
-from ._native import Session, exit_with, give_sigterm_back
+from ._native import Session, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
 from ._turns import Turn, Turns, order_of
 
@@ -236,6 +236,11 @@ class Job:
 
 _JOB: Job | None = None
 _WATCHED: list[bool] | None = None
+
+
+# A rank of a launcher such as torchrun, which exits with a code of its own. What this process starts is no rank.
+if (_CODES := os.environ.pop("CADRE_CODES", None)) and "RANK" in os.environ:
+    leave_code_in(f"{_CODES}/{os.environ['RANK']}")
 
 
 @atexit.register

@@ -102,6 +102,9 @@ class Session:
 def exit_with(code: int) -> None:
     """Makes this process exit with `code` where Python would exit with 0 or 1."""
 
+def leave_code_in(file: str) -> None:
+    """Makes this process leave the code that it exits with in `file`."""
+
 def give_sigterm_back() -> None:
     """SIGTERM does again what it did before this process joined a job, unless the script has installed a handler
     since."""

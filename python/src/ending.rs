@@ -9,6 +9,7 @@
 #![allow(unsafe_code)]
 
 use std::ffi::{c_int, c_void};
+use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
@@ -50,9 +51,22 @@ static REGISTERED: Once = Once::new();
 /// Whether SIGTERM has come.
 static ASKED: AtomicBool = AtomicBool::new(false);
 
+/// Where this process leaves the code that it exits with, for a launcher that exits with one of its own.
+static LEAVES: Mutex<Option<PathBuf>> = Mutex::new(None);
+
+/// From now on this process leaves the code that it exits with in `file`.
+pub(crate) fn leave_code_in(file: PathBuf) {
+    *LEAVES.lock().unwrap_or_else(PoisonError::into_inner) = Some(file);
+    register();
+}
+
 /// Makes this process exit with `code` where Python would exit with 0 or 1; 0 takes that back.
 pub(crate) fn exit_with(code: u8) {
     CODE.store(code.into(), Ordering::SeqCst);
+    register();
+}
+
+fn register() {
     REGISTERED.call_once(|| {
         PROCESS.store(process::id(), Ordering::SeqCst);
         // SAFETY: the function lives as long as the process, since nothing unloads a module of Python, and takes no argument.
@@ -62,11 +76,19 @@ pub(crate) fn exit_with(code: u8) {
 
 /// Called by `exit`, when Python is through.
 extern "C" fn exiting(status: c_int, _: *mut c_void) {
-    let code = CODE.load(Ordering::SeqCst);
-    if code == 0
-        || !(0..=RAISED).contains(&status)
-        || process::id() != PROCESS.load(Ordering::SeqCst)
-    {
+    if process::id() != PROCESS.load(Ordering::SeqCst) {
+        return;
+    }
+    let code = match CODE.load(Ordering::SeqCst) {
+        0 => status,
+        _ if !(0..=RAISED).contains(&status) => status,
+        code => code,
+    };
+    if let Some(file) = LEAVES.lock().unwrap_or_else(PoisonError::into_inner).take() {
+        // Where nothing can be written, the launcher's code has to do.
+        let _ = std::fs::write(file, code.to_string());
+    }
+    if code == status {
         return;
     }
     // SAFETY: glibc allows it in a handler: `exit` goes on with the handlers that are left, and takes the last code.

@@ -23,6 +23,12 @@ fn exit_with(code: u8) {
     ending::exit_with(code);
 }
 
+/// Makes this process leave the code that it exits with in a file.
+#[pyfunction]
+fn leave_code_in(file: std::path::PathBuf) {
+    ending::leave_code_in(file);
+}
+
 /// SIGTERM does again what it did before this process joined a job, unless the script has installed a handler since.
 #[pyfunction]
 fn give_sigterm_back() {
@@ -37,6 +43,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Ticket>()?;
     module.add("RefusedError", module.py().get_type::<refusal::RefusedError>())?;
     module.add_function(wrap_pyfunction!(exit_with, module)?)?;
+    module.add_function(wrap_pyfunction!(leave_code_in, module)?)?;
     module.add_function(wrap_pyfunction!(give_sigterm_back, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_refuses, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_forward, module)?)?;

@@ -91,6 +91,28 @@ class Codes(RealProcesses):
         self.assertEqual(code, 2, said)
         self.assertRegex(said, "trainer [01] has [01] steps, trainer [01] ")
 
+    def test_torchrun_hides_no_code_of_its_ranks(self) -> None:
+        for options, nodes, code, ends in (
+            # Before the ranks have joined.
+            (("--steps=-1",), 1, 2, [2, 2]),
+            (("--how=mistake",), 1, 2, [2, 2]),
+            # The code of a node is that of the cause.
+            (("--how=code",), 1, 3, [7, 7]),
+            (("--how=code",), 2, 3, [3, 7]),
+            # Of a rank that was killed nothing is known but what torchrun says.
+            (("--how=death",), 1, 3, [1, 1]),
+        ):
+            with self.subTest(options=options, nodes=nodes):
+                text = manifest(*options, script=HERE / "ends_rank.py", program="torchrun", nodes=nodes)
+                found, said, out = self.run_job(text, "--json")
+                self.assertEqual(found, code, said)
+                told = [json.loads(it) for it in self.lines]
+                told = {
+                    it["index"]: it["how"] for it in told if it["event"] == "process_ended" and it["role"] == "trainer"
+                }
+                self.assertEqual([told[it] for it in sorted(told)], [f"exit code {it}" for it in ends], said)
+                self.assertEqual(list(out.glob("logs/*.codes")), [])
+
 
 class Signals(RealProcesses):
     def test_a_rank_that_is_asked_to_end_finishes_its_steps_and_saves(self) -> None:

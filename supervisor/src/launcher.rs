@@ -1,14 +1,20 @@
 //! A container whose command starts the ranks of its node by itself: torchrun.
 //!
-//! In: a container's command and arguments. Out: whether it is one, and what of it the job decides ([`refused`]). The
-//! supervisor starts it once a node; which ranks it starts it learns from variables (`PET_NNODES` and the like).
+//! In: a container's command and arguments, the codes that its ranks exited with. Out: whether it is one, what of it the job
+//! decides ([`refused`]), and the code of its node ([`code_of`]). The supervisor starts it once a node; which ranks it starts it
+//! learns from variables (`PET_NNODES` and the like).
 //!
 //! Its options are read as torchrun reads them, up to the script, abbreviations too; those of the script are its own.
 
 use std::path::Path;
 
+use cadre_crds::contract::ASKED_TO_END;
 use cadre_crds::k8s_openapi::api::core::v1::Container;
 
+use super::state::BAD_INPUT;
+
+/// Exit code of a rank that is not the cause.
+const COULD_NOT_GO_ON: i32 = 3;
 /// The module that torchrun is.
 const MODULE: [&str; 2] = ["-m", "torch.distributed.run"];
 /// Options without a value.
@@ -69,6 +75,26 @@ pub fn is_launcher(container: &Container) -> bool {
     let words = words(container);
     let program = words.first().map(|it| Path::new(it).file_name() == Some("torchrun".as_ref()));
     program.unwrap_or(false) || words.windows(2).any(|it| it == MODULE)
+}
+
+/// The code that tells why a node ended, where its launcher exited with `own`: torchrun exits with 1 whatever its ranks did. Of
+/// ranks that have left none, as when they were killed, nothing is known but that. The cause counts: bad input before all
+/// else, and last who could not go on without others or was asked to end.
+pub(crate) fn code_of(own: i32, ranks: impl Iterator<Item = Option<i32>>) -> i32 {
+    let place = |code: &i32| match *code {
+        BAD_INPUT => 0,
+        COULD_NOT_GO_ON => 2,
+        code if code == i32::from(ASKED_TO_END) => 3,
+        0 => 4,
+        _ => 1,
+    };
+    let found = ranks.map(|it| it.unwrap_or(own)).min_by_key(place);
+    if own == 0 { own } else { found.filter(|it| *it != 0).unwrap_or(own) }
+}
+
+/// The code that a rank has left in a folder.
+pub(crate) fn left(folder: &Path, rank: u16) -> Option<i32> {
+    std::fs::read_to_string(folder.join(rank.to_string())).ok()?.trim().parse().ok()
 }
 
 /// An option of a launcher that only the job may decide: what is wrong with it, and the remedy.
@@ -132,6 +158,24 @@ mod tests {
     fn container(command: &str, args: &str) -> Container {
         let words = |it: &str| Some(it.split_whitespace().map(str::to_owned).collect());
         Container { command: words(command), args: words(args), ..Container::default() }
+    }
+
+    #[test]
+    fn a_node_ends_with_the_code_of_the_rank_that_is_the_cause() {
+        for (own, ranks, expected) in [
+            (1, &[Some(3), Some(2)][..], 2),
+            (1, &[Some(3), Some(7)], 7),
+            (1, &[Some(143), Some(3)], 3),
+            (1, &[Some(0), Some(143)], 143),
+            // Nothing is known of a rank that was killed.
+            (1, &[Some(3), None], 1),
+            (1, &[None, Some(2)], 2),
+            (1, &[Some(0), Some(0)], 1),
+            (1, &[], 1),
+            (0, &[Some(0), Some(2)], 0),
+        ] {
+            assert_eq!(code_of(own, ranks.iter().copied()), expected, "{own} {ranks:?}");
+        }
     }
 
     #[test]

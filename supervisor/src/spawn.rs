@@ -4,7 +4,7 @@
 //! its own, its log under `OUT/logs`, and a call when it has ended. Decides nothing.
 //!
 //! A launcher is started once a node, as the first of its ranks. It is all of them: its end is theirs, and a signal to one
-//! of them is for it.
+//! of them is for it. Its code is that of the rank that is the cause, by what the ranks have left in a folder beside the log.
 //!
 //! A process id stays this process's until [`Processes::bury`], so a signal never hits a stranger.
 
@@ -51,6 +51,8 @@ struct Running {
     child: Child,
     log: PathBuf,
     log_start: u64,
+    /// Where ranks of a launcher leave their codes.
+    codes: Option<PathBuf>,
     /// Workers that it is and that are not buried.
     workers: u16,
     /// How it ended, once it was reaped.
@@ -156,6 +158,12 @@ impl Processes {
         let path = self.out.join("logs").join(format!("{role}-{index}-{incarnation}.log"));
         let (log, copy, log_start) =
             open_log(&path).map_err(|source| Error::Log { path: path.clone(), source })?;
+        let codes = (self.launches && role == Role::Trainer).then(|| path.with_extension("codes"));
+        if let Some(path) = &codes {
+            std::fs::create_dir_all(path)
+                .map_err(|source| Error::Folder { path: path.clone(), source })?;
+            command.env(contract::CADRE_CODES, path);
+        }
         let child = command
             .stdin(Stdio::null())
             .stdout(log)
@@ -168,7 +176,7 @@ impl Processes {
         let calls = Ended { yes: false, calls: vec![Box::new(ended)] };
         let ended = Arc::new(Mutex::new(calls));
         let (node, log) = (Arc::clone(&ended), path);
-        let running = Running { child, log, log_start, workers: 1, exit: None, ended };
+        let running = Running { child, log, log_start, codes, workers: 1, exit: None, ended };
         self.children.insert(first, running);
         std::thread::Builder::new()
             .name(format!("wait-{role}-{index}"))
@@ -221,7 +229,9 @@ impl Processes {
             }
         }
         // The job says these, or nobody: the shell's are not its own.
-        command.env_remove(contract::CADRE_PROFILE).env_remove(contract::CADRE_TOLERANCE);
+        for name in [contract::CADRE_PROFILE, contract::CADRE_TOLERANCE, contract::CADRE_CODES] {
+            command.env_remove(name);
+        }
         command.envs(self.shared.iter().map(|(name, value)| (name, value)));
         let role = match worker.role {
             Role::Trainer => contract::ROLE_TRAINER,
@@ -259,12 +269,20 @@ impl Processes {
     pub(crate) fn bury(&mut self, worker: WorkerName) -> Exit {
         self.signal(worker, Signal::KILL);
         let first = self.first(worker);
+        let ranks = first.index..first.index.saturating_add(self.procs_per_node);
         let Some(running) = self.children.get_mut(&first) else { return Exit::default() };
-        let Running { child, log, log_start, workers, exit, ended: _ } = running;
+        let Running { child, log, log_start, codes, workers, exit, ended: _ } = running;
         let exit = exit.get_or_insert_with(|| {
             let status = child.wait().ok();
+            let mut code = status.and_then(|it| it.code());
+            if let Some(folder) = codes {
+                code = code
+                    .map(|it| launcher::code_of(it, ranks.map(|at| launcher::left(folder, at))));
+                // Nobody else reads it.
+                let _ = std::fs::remove_dir_all(folder);
+            }
             Exit {
-                code: status.and_then(|it| it.code()),
+                code,
                 signal: status.and_then(|it| it.signal()),
                 log: tail(log, *log_start).unwrap_or_default(),
             }
