@@ -119,6 +119,7 @@ fn listen(site: &Site) -> io::Result<UnixListener> {
     rustix::net::bind(&socket, &site.address()?)?;
     // The longest queue that the kernel allows.
     rustix::net::listen(&socket, i32::MAX)?;
+    crate::forked::remember(&socket);
     Ok(UnixListener::from(socket))
 }
 

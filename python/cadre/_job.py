@@ -28,7 +28,7 @@ from ._finite import NotFinite
 from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
-from ._native import Session, exit_with, give_sigterm_back, leave_code_in
+from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
 from ._turns import Turn, Turns, order_of
 
@@ -211,12 +211,14 @@ class Job:
         self.close()
 
     def in_child(self) -> None:
-        """Called after a fork: keeps the session from being dropped, which would wait for threads of the parent. And
-        SIGTERM does what the script says, or ends it: a rank's handler needs a thread that only the parent has."""
+        """Called after a fork: keeps the session from being dropped, which would wait for threads of the parent, and
+        closes its sockets, so that the parent's end is seen. And SIGTERM does what the script says, or ends it: a
+        rank's handler needs a thread that only the parent has."""
         with contextlib.suppress(ValueError):  # a fork by another thread than the main one
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
         if self.session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
+            close_sockets()
 
     def backward_phase(self, number: int) -> tuple[Step, int, int]:
         """Step, micro-batch and layer of a forward's ticket; refuses what is not the next backward, before anything is

@@ -102,6 +102,9 @@ class Session:
 def exit_with(code: int) -> None:
     """Makes this process exit with `code` where Python would exit with 0 or 1."""
 
+def close_sockets() -> None:
+    """Closes the sockets of the session, in a forked child: others learn of a rank's end by them."""
+
 def leave_code_in(file: str) -> None:
     """Makes this process leave the code that it exits with in `file`."""
 

@@ -7,6 +7,7 @@
 //! with other threads while a call copies, waits or computes.
 
 mod ending;
+mod forked;
 mod lent;
 mod local;
 mod on_gpu;
@@ -21,6 +22,12 @@ use pyo3::prelude::*;
 #[pyfunction]
 fn exit_with(code: u8) {
     ending::exit_with(code);
+}
+
+/// Closes the sockets of the session in a forked child.
+#[pyfunction]
+fn close_sockets() {
+    forked::close_sockets();
 }
 
 /// Makes this process leave the code that it exits with in a file.
@@ -43,6 +50,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<session::Ticket>()?;
     module.add("RefusedError", module.py().get_type::<refusal::RefusedError>())?;
     module.add_function(wrap_pyfunction!(exit_with, module)?)?;
+    module.add_function(wrap_pyfunction!(close_sockets, module)?)?;
     module.add_function(wrap_pyfunction!(leave_code_in, module)?)?;
     module.add_function(wrap_pyfunction!(give_sigterm_back, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_refuses, module)?)?;

@@ -139,6 +139,11 @@ class Signals(RealProcesses):
         code, said, out = self.run_job(shelled("--how=death", "--steps=1000"))
         self.assertEqual((code, codes(out)), (3, [3, 143]), said)
 
+    def test_a_rank_that_is_killed_is_missed_at_once_though_workers_of_its_loader_live(self) -> None:
+        # Nobody is missed for being silent: its links have to end, and its port to refuse others.
+        code, said, out = self.run_job(patient(1000, "--how=forked", "--steps=1000").replace("10000", "1000"))
+        self.assertEqual((code, codes(out)[0]), (3, 3), said)
+
     def test_a_rank_that_makes_no_call_is_named_while_the_job_waits(self) -> None:
         code, said, _ = self.run_job(patient(3, "--how=slow"))
         self.assertEqual(code, 0, said)

@@ -1,12 +1,14 @@
 //! What a worker process does about its parent, and its last words.
 //!
 //! In: `CADRE_PARENT_PID`, set by the supervisor. Out: a process that dies with it. Nothing is done
-//! for processes that no supervisor started. And what a SIGTERM means.
+//! for processes that no supervisor started. And what a SIGTERM means, and which sockets are its own.
 
 use std::io::Write as _;
+use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cadre_crds::contract::CADRE_PARENT_PID;
+use cadre_crds::contract::{CADRE_CONTROL, CADRE_PARENT_PID};
+use rustix::net::{SocketAddrUnix, getpeername};
 use rustix::process::{Signal, getppid, set_parent_process_death_signal};
 
 /// Makes this process die with its supervisor, even by `kill -9`.
@@ -80,6 +82,20 @@ impl Termination {
     fn hearer(&self) -> std::sync::MutexGuard<'_, Option<Hearer>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+/// Whether a descriptor is a socket of the exchange, or the connection to the controller of the same machine: what a process that
+/// is forked from this one has to close, since others learn of this one's end by them. That to an operator, over TLS, is not known.
+pub fn is_own_socket(descriptor: impl AsFd) -> bool {
+    let control = || std::env::var_os(CADRE_CONTROL).filter(|it| !it.is_empty());
+    let peer = || SocketAddrUnix::try_from(getpeername(&descriptor).ok().flatten()?).ok();
+    cadre_exchange::is_own_socket(&descriptor)
+        || peer().is_some_and(|it| {
+            let path = it.path().map(std::borrow::Cow::into_owned);
+            path.is_some_and(|it| {
+                control().is_some_and(|to| to.as_encoded_bytes() == it.to_bytes())
+            })
+        })
 }
 
 /// Writes the reason of an exit to stderr, on one line. Unlike `eprintln!` it does not panic if

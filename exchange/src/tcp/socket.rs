@@ -15,6 +15,7 @@ use socket2::{Domain, Protocol, Socket, Type};
 use super::frame::FrameError;
 use super::greeting::GreetingError;
 use super::stream::Stream;
+use crate::forked;
 
 /// Questions to a machine that is silent, before the link is closed.
 const QUESTIONS: u32 = 4;
@@ -29,6 +30,7 @@ pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
     socket.bind(&address.into())?;
     // The longest queue that the system allows, since many peers connect at once when a job starts.
     socket.listen(4096)?;
+    forked::remember(&socket);
     Ok(socket.into())
 }
 
@@ -41,6 +43,7 @@ pub(super) fn dial(address: SocketAddr, silence: Duration) -> io::Result<TcpStre
         Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
         other => other?,
     }
+    forked::remember(&socket);
     Ok(socket.into())
 }
 
