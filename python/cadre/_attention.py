@@ -104,8 +104,12 @@ def _forward(
     kind: str,
     layer: Tensor | None,
 ) -> tuple[Tensor, Tensor, int]:
+    pool = _job.pooled()
+    if not (len(q) or len(k) or len(v)) and (pool is None or pool[1].may_be_empty()):
+        # The rank has no documents of the micro-batch, and its model is called all the same.
+        return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), _LOCAL_TICKET
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
-    if pool := _job.pooled():
+    if pool:
         job, step = pool
         named = None if layer is None else int(layer)
         with job.turn:
@@ -172,6 +176,8 @@ def _backward(
     cu_seqlens: Tensor | None,
     kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
+    if not len(q):
+        return tuple(_place.room(it.shape, it) for it in (q, k, v))
     if (number := int(ticket)) >= 0:
         job = _job.current()
         job.check_process()

@@ -78,7 +78,7 @@ class Job:
             raise ValueError(f"rank {self.rank}: layout {layout}; give whole numbers, or stretches") from None
         if len({isinstance(it, Stretch) for it in layout}) > 1:
             raise ValueError(f"rank {self.rank}: a layout has lengths and stretches; write stretches alone")
-        if not whole or any(not 0 <= it.start < it.end <= it.rows for it in whole):
+        if any(not 0 <= it.start < it.end <= it.rows for it in whole):
             raise ValueError(f"rank {self.rank}: layout {list(layout)}; give documents of 1 row or more")
         if large := [it for it in whole if not 0 <= it.document < 1 << 32 or it.rows >= 1 << 32]:
             raise ValueError(

@@ -299,8 +299,9 @@ def lengths_of(batch: Any) -> Layout:
     told = batch if isinstance(batch, Mapping) else {}
     for name in ("cu_seq_lens_q", "cu_seqlens"):
         if told.get(name) is not None:
-            return differences(f"batches: {name}", torch.as_tensor(told[name]))
+            ends = torch.as_tensor(told[name])
+            return [] if ends.tolist() == [0] else differences(f"batches: {name}", ends)
     ids = told.get("input_ids")
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and told.get("position_ids") is None:
-        return [ids.shape[1]] * ids.shape[0]
+        return [ids.shape[1]] * ids.shape[0] if ids.numel() else []
     raise TypeError("batches: a batch has no cu_seq_lens_q and no cu_seqlens; give `layout`, which says its documents")

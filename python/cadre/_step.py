@@ -4,7 +4,7 @@ In: layouts, calls of attention. Out: the phase that a call is, or a refusal tha
 that is refused changes nothing. It knows no session.
 
 A micro-batch goes forward layer by layer, and backward in reverse, as its turns come: the next one may go forward
-before. Layers that are frozen have no backward.
+before. Layers that are frozen have no backward. One of which the rank has no documents has no phases here.
 """
 
 import time
@@ -63,12 +63,20 @@ class Step:
         """Layers that have a backward."""
         return self.layers - self.shape.frozen
 
-    def due(self) -> Turn | None:
-        """The turn that runs or comes next; none at the end of the step."""
+    def due(self, until: Turn | None = None) -> Turn | None:
+        """The turn that runs or comes next; none at the end of the step, or if `until` comes before."""
         for way, at in self.order:
-            if self.forward[at] < self.layers if way == "F" else self.backward[at] < self.backwards:
+            if (way, at) == until:
+                return None
+            called, phases = (self.forward, self.layers) if way == "F" else (self.backward, self.backwards)
+            if self.layouts[at] and called[at] < phases:
                 return way, at
         return None
+
+    def may_be_empty(self) -> bool:
+        """Whether calls may have no rows: the current micro-batch has no documents, or in a recompute any."""
+        again = torch._C._current_graph_task_id() != -1
+        return not (all(self.layouts) if again else self.layouts[self.at])
 
     def lengths(self, at: int | None = None) -> list[int]:
         """Rows of each stretch of a micro-batch, by default of the current one."""
@@ -94,7 +102,7 @@ class Step:
     def missing(self, at: int) -> str | None:
         """What a micro-batch still lacks."""
         forward, backward = self.forward[at], self.backward[at]
-        if not self.pooled or (forward, backward) == (self.layers, self.backwards):
+        if not self.pooled or not self.layouts[at] or (forward, backward) == (self.layers, self.backwards):
             return None
         return (
             f"{self.where(at)}: {forward} of {self.layers} forward phases and {backward} of {self.backwards} "
@@ -129,8 +137,8 @@ class Step:
         """Goes on to the next micro-batch."""
         if self.at + 1 == len(self.layouts):
             raise RuntimeError(f"{self.where()}: it is the last micro-batch of the step; call begin_step")
-        if self.pooled and (due := self.due()) != ("F", self.at + 1) and (missing := self.missing(due[1])):
-            raise RuntimeError(missing)
+        if self.pooled and (due := self.due(until=("F", self.at + 1))):
+            raise RuntimeError(self.missing(due[1]))
         self.at += 1
         # What frozen layers have kept has no backward that would take it away.
         over = {at for at in range(self.at) if self.missing(at) is None}
@@ -156,6 +164,8 @@ class Step:
             )
         elif named not in (None, layer):
             raise ValueError(f"{where}: layer {named} is called, and it is the turn of layer {layer}")
+        if not self.layouts[at]:
+            raise ValueError(f"{where}: it was announced without documents, and q is {shapes[0]}")
         told = shape.kinds[layer]
         if kind != told and not same_on(max(it.rows for it in self.layouts[at]), kind, told):
             raise ValueError(f"{where}: layer {layer} is {told} and the call is {kind}; call layers in order")

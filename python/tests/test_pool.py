@@ -217,6 +217,11 @@ class Ranks(RealProcesses):
         self.assertEqual(code, 3, said)
         self.assertIn(found, said)
 
+    def test_a_rank_may_have_no_documents_of_a_micro_batch(self) -> None:
+        for turns, fault in ((1, "kill-server:0@1:fwd"), (2, "kill-server:1@2:bwd")):
+            text = manifest(f"--turns={turns}", script=HERE / "sparse_rank.py")
+            self.complete(text, "--fault", fault)
+
     def test_torchrun_numbers_the_ranks_of_its_nodes(self) -> None:
         # A torchrun a node, which meet.
         text = manifest(program="torchrun", servers=3)

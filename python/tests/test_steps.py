@@ -52,8 +52,22 @@ class Documents(Alone):
         self.assertTrue(torch.equal(torch.autograd.grad(first, q)[0], expected))
         with self.assertRaisesRegex(RuntimeError, "micro-batch 1: it is the last"):
             cadre.next_micro_batch()
-        with self.assertRaisesRegex(ValueError, r"layout \[\]; give documents"):
-            cadre.begin_step([[3], []])
+        with self.assertRaisesRegex(ValueError, r"layout \[3, 0\]; give documents"):
+            cadre.begin_step([[3, 0]])
+
+    def test_a_micro_batch_may_have_no_documents(self) -> None:
+        self.join()
+        cadre.begin_step([[ROWS], []])
+        attend(rows())
+        cadre.next_micro_batch()
+        for ends in (None, torch.tensor([0])):
+            q = rows()[:0].detach().requires_grad_()
+            o = attend(q, ends)
+            o.sum().backward()
+            self.assertEqual((o.shape, q.grad.shape), (q.shape, q.shape))
+        # As a loader gives it.
+        for batch in ({"cu_seq_lens_q": [0]}, {"input_ids": torch.zeros(1, 0)}, {"input_ids": torch.zeros(0, 5)}):
+            self.assertEqual(_layout.lengths_of(batch), [])
 
     def test_a_backward_has_the_documents_of_its_forward(self) -> None:
         self.join()
@@ -74,7 +88,6 @@ class Documents(Alone):
             ([0, 3, 3, 8], r"is \[0, 3, 3, 8\]; it begins with 0"),
             ([0, 5, 3, 8], "it begins with 0"),
             ([3, 8], "it begins with 0"),
-            ([0], "it begins with 0"),
             ([0.0, 8.0], "integers"),
         ):
             with self.assertRaisesRegex(ValueError, words):
@@ -82,6 +95,9 @@ class Documents(Alone):
             with self.assertRaisesRegex(ValueError, words):
                 _layout.lengths_of({"cu_seq_lens_q": torch.tensor(ends)})
         q = rows()
+        # There are rows, and no documents.
+        with self.assertRaisesRegex(ValueError, "it begins with 0"):
+            attend(q, torch.tensor([0]))
         with self.assertRaisesRegex(ValueError, "cu_seqlens_q is not"):
             cadre.flash_attn_varlen_func(q, q, q, None, ENDS, ROWS, ROWS)
 
@@ -221,6 +237,13 @@ class Ends(Alone):
             with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
                 self.join(steps=steps)
 
+    def test_without_steps_there_is_none(self) -> None:
+        self.join(steps=0)
+        self.assertEqual(list(cadre.batches([[3]], lambda batch: batch)), [])
+        self.assertFalse(cadre.begin_step([3]))
+        self.assertFalse(cadre.stopped())
+        cadre.finish()
+
     def test_a_launcher_that_restarts_ranks_by_itself_is_refused(self) -> None:
         restarts = mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="3")
         with restarts, self.assertRaisesRegex(ValueError, "torchrun restarts ranks by itself, 3 times"):
@@ -236,13 +259,6 @@ class Ends(Alone):
                 cadre.finish()
         with self.assertRaisesRegex(RuntimeError, "the job has ended"):
             cadre.begin_step([ROWS])
-
-    def test_without_steps_there_is_none(self) -> None:
-        self.join(steps=0)
-        self.assertEqual(list(cadre.batches([[3]], lambda batch: batch)), [])
-        self.assertFalse(cadre.begin_step([3]))
-        self.assertFalse(cadre.stopped())
-        cadre.finish()
 
     def test_a_script_that_exits_well_finishes_its_job(self) -> None:
         self.join(steps=1)
