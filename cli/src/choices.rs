@@ -1,14 +1,11 @@
-//! Words that options choose from, and what options mean to a worker.
+//! Words that options choose from.
 //!
-//! In: what was said on the command line. Out: the worker's choices and arguments. Nothing is decided here.
+//! In: what was said on the command line. Out: the worker's choices. Nothing is decided here.
 
 use cadre_control::AttentionPlace;
 use cadre_step::header::KvHeads;
-use cadre_trainer::TrainArgs;
-use cadre_worker::{Choice, ExchangeChoice as Exchange, ServerArgs, Threads};
+use cadre_worker::{Choice, ExchangeChoice as Exchange};
 use clap::ValueEnum;
-
-use crate::arguments::{ProcessOptions, ServeOptions, TrainOptions};
 
 /// Where core attention is computed.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, ValueEnum)]
@@ -90,71 +87,6 @@ impl From<HeadsChoice> for KvHeads {
         match choice {
             HeadsChoice::Apart => Self::Apart,
             HeadsChoice::Together => Self::Together,
-        }
-    }
-}
-
-impl From<TrainOptions> for TrainArgs {
-    fn from(options: TrainOptions) -> Self {
-        let TrainOptions {
-            data,
-            validate,
-            validate_every,
-            validate_tokens,
-            model,
-            steps,
-            tokens,
-            cap,
-            lengths,
-            nano_batches,
-            accumulate,
-            lr,
-            warmup,
-            seed,
-            process: ProcessOptions { threads, gpu, exchange },
-            engine,
-            heads,
-            memory_mib,
-            checkpoint_every,
-            prompt,
-        } = options;
-        Self {
-            data,
-            validate,
-            validate_every,
-            validate_tokens,
-            design: model.into(),
-            steps,
-            tokens,
-            cap,
-            lengths,
-            nano_batches,
-            accumulate,
-            lr,
-            warmup,
-            seed,
-            threads: Threads(threads),
-            engine: engine.into(),
-            gpu: gpu.map(usize::from),
-            exchange: exchange.into(),
-            kv_heads: heads.into(),
-            memory_mib,
-            checkpoint_every,
-            prompt,
-        }
-    }
-}
-
-impl From<ServeOptions> for ServerArgs {
-    fn from(options: ServeOptions) -> Self {
-        let ServeOptions { process, engine, memory_mib } = options;
-        let ProcessOptions { threads, gpu, exchange } = process;
-        Self {
-            threads: Threads(threads),
-            engine: engine.into(),
-            gpu: gpu.map(usize::from),
-            exchange: exchange.into(),
-            memory_mib: memory_mib.get(),
         }
     }
 }

@@ -11,6 +11,7 @@ mod check;
 mod choices;
 #[cfg(feature = "cluster")]
 mod cluster;
+mod command;
 mod doctor;
 mod face;
 mod launch;
@@ -33,7 +34,7 @@ use cadre_worker::{ServerArgs, server_main};
 use clap::{CommandFactory, Parser};
 use tracing_subscriber::EnvFilter;
 
-use arguments::{Cli, Command};
+use command::{Cli, Command};
 
 fn main() -> ExitCode {
     let cli = match Cli::try_parse() {

@@ -1,12 +1,14 @@
 //! What a container of a trainer or of a server may say to `cadre train` and `cadre serve`.
 //!
 //! In: words of the command line, or of a manifest's container. Out: [`TrainOptions`], [`ServeOptions`], every number within its
-//! range.
+//! range, and what these are to a worker.
 
 use std::num::{NonZeroU16, NonZeroU32, NonZeroU64, NonZeroUsize};
 use std::path::PathBuf;
 
+use cadre_trainer::TrainArgs;
 use cadre_trainer::corpus::HeldOut;
+use cadre_worker::{ServerArgs, Threads};
 use clap::{Args, Parser};
 
 use crate::choices::{EngineChoice, ExchangeChoice, HeadsChoice};
@@ -115,6 +117,71 @@ pub(crate) struct ServeOptions {
     /// Memory for rows and results.
     #[arg(long, value_name = "MIB", default_value = "1024")]
     pub(crate) memory_mib: NonZeroU64,
+}
+
+impl From<TrainOptions> for TrainArgs {
+    fn from(options: TrainOptions) -> Self {
+        let TrainOptions {
+            data,
+            validate,
+            validate_every,
+            validate_tokens,
+            model,
+            steps,
+            tokens,
+            cap,
+            lengths,
+            nano_batches,
+            accumulate,
+            lr,
+            warmup,
+            seed,
+            process: ProcessOptions { threads, gpu, exchange },
+            engine,
+            heads,
+            memory_mib,
+            checkpoint_every,
+            prompt,
+        } = options;
+        Self {
+            data,
+            validate,
+            validate_every,
+            validate_tokens,
+            design: model.into(),
+            steps,
+            tokens,
+            cap,
+            lengths,
+            nano_batches,
+            accumulate,
+            lr,
+            warmup,
+            seed,
+            threads: Threads(threads),
+            engine: engine.into(),
+            gpu: gpu.map(usize::from),
+            exchange: exchange.into(),
+            kv_heads: heads.into(),
+            memory_mib,
+            checkpoint_every,
+            prompt,
+        }
+    }
+}
+
+impl From<ServeOptions> for ServerArgs {
+    fn from(options: ServeOptions) -> Self {
+        let ServeOptions { process, engine, memory_mib } = options;
+        let ProcessOptions { threads, gpu, exchange } = process;
+        Self {
+            threads: Threads(threads),
+            engine: engine.into(),
+            gpu: gpu.map(usize::from),
+            exchange: exchange.into(),
+            memory_mib: memory_mib.get(),
+        }
+    }
 }
 
 /// A container's arguments on their own.

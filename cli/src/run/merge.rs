@@ -179,7 +179,7 @@ mod tests {
     use cadre_crds::manifest::{Manifests, Source, parse};
 
     use super::*;
-    use crate::arguments::{Cli, Command};
+    use crate::command::{Cli, Command};
 
     fn manifests(command: &str) -> Manifests {
         let object = |kind: &str, spec: &str| {

@@ -1,6 +1,6 @@
 //! The command line agrees with itself, and with the commands that the pages print.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use clap::CommandFactory;
 use clap::error::ErrorKind;
