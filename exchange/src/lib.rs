@@ -23,6 +23,7 @@ mod tcp;
 mod tests;
 mod trial;
 mod ucx;
+mod ucx_error;
 mod waker;
 
 pub use buffer::Buffer;
@@ -40,5 +41,6 @@ pub use tcp::{
     Caller, Encryption, GreetError, Greeter, Guest, Limits, Purpose, Stream, Tcp, TcpConfig,
 };
 pub use trial::{Trial, TrialError, try_path};
-pub use ucx::{Transports, UcxError, rdma_devices, ucx_here};
+pub use ucx::{Transports, rdma_devices, ucx_here};
+pub use ucx_error::UcxError;
 pub use waker::Waker;

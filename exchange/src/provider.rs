@@ -20,7 +20,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::peer::{PeerId, Piece, RegionKey};
-use crate::ucx::UcxError;
+use crate::ucx_error::UcxError;
 use crate::waker::Waker;
 
 /// Longest message that [`Provider::ring`] takes, in bytes.

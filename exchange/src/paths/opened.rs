@@ -10,7 +10,8 @@ use super::remote::Remote;
 use super::sharing::Shared;
 use crate::provider::Error;
 use crate::tcp::{Encryption, Limits, Tcp};
-use crate::ucx::{Transports, UcxError, rdma_devices};
+use crate::ucx::{Transports, rdma_devices};
+use crate::ucx_error::UcxError;
 
 /// UCX; or why there is none.
 pub(super) fn remote(

@@ -8,15 +8,12 @@
 
 use std::os::fd::BorrowedFd;
 use std::ptr;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cadre_ucx_sys::bindings as b;
 
 use super::calls::{request, taken};
 use super::net::{Done, End, EndId, GetId, Net, Reading};
-
-/// How long the close of an end may take before its worker goes.
-pub(super) const CLOSING: Duration = Duration::from_millis(20);
 
 impl End {
     /// Begins to close it by force, unless that was done. Keys that no read uses are destroyed first, as UCX asks for; others when

@@ -26,13 +26,15 @@ use std::time::Duration;
 use cadre_ucx_sys::bindings as b;
 
 use super::calls::{Note, Queue, ended, failed, padded, request, taken};
-use super::closing::CLOSING;
 use super::context::{Context, call};
 use super::{Transports, UcxError};
 use crate::shared::Stretch;
 
 /// Turns of a worker before others have theirs.
 const TURNS: usize = 256;
+
+/// How long the close of an end may take before its worker goes.
+const CLOSING: Duration = Duration::from_millis(20);
 
 /// Words of the longest read of [`Net::peek`].
 const WORDS: usize = 64;

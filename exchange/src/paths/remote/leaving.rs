@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use super::pulls::Reading;
-use super::way::{Stage, Way};
+use super::way::{Onward, Stage, Way};
 use super::{For, Remote};
 use crate::paths::Paths;
 use crate::peer::PeerId;
@@ -19,14 +19,6 @@ use crate::ucx::EndId;
 
 /// Turns of UCX, each of many reads, before something is called late.
 const MOST_TURNS: usize = 64;
-
-/// How pulls go on whose way is left.
-pub(super) enum Onward {
-    /// Over the link, from their first byte; those of the set are late.
-    Link(BTreeSet<PullId>),
-    /// Not at all.
-    End(PullError),
-}
 
 impl Remote {
     /// Before when nothing is late.

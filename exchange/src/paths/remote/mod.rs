@@ -40,7 +40,8 @@ use crate::peer::{PeerId, RegionKey};
 use crate::provider::{LandingId, PullId};
 use crate::shared::{Board, Part, Spot, Stretch};
 use crate::tcp::{Limits, Pull, Tcp};
-use crate::ucx::{Done, GetId, Net, Transports, UcxError};
+use crate::ucx::{Done, GetId, Net, Transports};
+use crate::ucx_error::UcxError;
 
 /// How long an owner may think about what it shows, and about the first look.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -8,9 +8,8 @@ use std::collections::BTreeSet;
 use std::time::Instant;
 
 use super::card::{self, CARD, CARD_BYTES, Card, KEY_BYTES, PackedKey, STRETCH_BYTES};
-use super::leaving::Onward;
 use super::pulls::Step;
-use super::way::{Key, Stage, Way};
+use super::way::{Key, Onward, Stage, Way};
 use super::{Asked, For, PATIENCE, Remote};
 use crate::buffer::Buffer;
 use crate::paths::copies::Better;

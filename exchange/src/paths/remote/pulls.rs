@@ -15,8 +15,7 @@
 use std::collections::BTreeSet;
 use std::time::Instant;
 
-use super::leaving::Onward;
-use super::way::Stage;
+use super::way::{Onward, Stage};
 use super::{For, Remote};
 use crate::paths::Paths;
 use crate::paths::copies::{Better, TURN_BYTES};

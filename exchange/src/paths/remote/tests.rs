@@ -8,8 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::card::LONGEST_KEY;
-use super::leaving::Onward;
-use super::way::Stage;
+use super::way::{Onward, Stage};
 use crate::buffer::Buffer;
 use crate::clock::Clock;
 use crate::paths::{Path, Paths, PathsConfig, Sharing};

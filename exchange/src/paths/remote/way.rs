@@ -16,9 +16,17 @@ use super::super::Path;
 use super::super::ways::{FIRST_REST, LONGEST_REST};
 use super::card::STRETCH_BYTES;
 use crate::peer::PeerId;
-use crate::provider::PullId;
+use crate::provider::{PullError, PullId};
 use crate::shared::Spot;
 use crate::ucx::{EndId, KeyId, Read};
+
+/// How pulls go on whose way is left.
+pub(super) enum Onward {
+    /// Over the link, from their first byte; those of the set are late.
+    Link(BTreeSet<PullId>),
+    /// Not at all.
+    End(PullError),
+}
 
 /// Looks for pulls that are under way to one peer, at most.
 pub(super) const MOST_LOOKS: usize = 64;
