@@ -48,7 +48,7 @@ impl TrainingJob {
             json_path = r#".status.conditions[?(@.type=="Running")].reason"#
         ),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-        validation = crate::schema::name_rule()
+        validation = crate::name::name_rule()
     )
 )]
 #[cfg_attr(

@@ -14,6 +14,7 @@ mod failure;
 mod fields;
 mod job;
 pub mod manifest;
+mod name;
 mod nearest;
 mod object;
 mod pool;

@@ -53,7 +53,7 @@ impl AttentionPool {
             json_path = r#".status.conditions[?(@.type=="PlacementSatisfied")].reason"#
         ),
         printcolumn(name = "Age", type_ = "date", json_path = ".metadata.creationTimestamp"),
-        validation = crate::schema::name_rule()
+        validation = crate::name::name_rule()
     )
 )]
 #[cfg_attr(

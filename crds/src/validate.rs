@@ -10,12 +10,11 @@ use k8s_openapi::api::core::v1::{Container, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
 use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER, is_reserved};
+pub use crate::name::NAME_LENGTH;
 use crate::{
     AttentionPool, Checkpoint, FailurePolicy, ScalingMode, TrainingJob, UpdateStrategy, UpdateType,
 };
 
-/// Longest name of an object: leaves room for the suffixes of pods and their attempts within 63.
-pub const NAME_LENGTH: usize = 52;
 /// Most servers of a pool and trainers of a job.
 pub const WORKERS: u32 = 4096;
 

@@ -16,12 +16,10 @@ use std::borrow::Cow;
 
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::CustomResourceExt as _;
-use kube::core::Rule;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde_json::Value;
 
 use crate::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
-use crate::validate::NAME_LENGTH;
 use crate::{AttentionPoolResource, Encryption, TrainingJobResource};
 
 /// The definitions of all our kinds, ready for the API server.
@@ -88,18 +86,6 @@ fn whole_numbers(value: &mut Value) {
         Value::Array(list) => list.iter_mut().for_each(whole_numbers),
         Value::Null | Value::Bool(_) | Value::String(_) => {}
     }
-}
-
-/// Names leave room for the suffixes of pods and are labels of DNS, since hosts are named by them.
-pub(crate) fn name_rule() -> Rule {
-    Rule::new(format!(
-        "self.metadata.name.size() <= {NAME_LENGTH} && \
-         self.metadata.name.matches('^[a-z0-9]([-a-z0-9]*[a-z0-9])?$')"
-    ))
-    .message(format!(
-        "metadata.name is longer than {NAME_LENGTH} characters or holds a dot; use a–z, 0–9 and -, \
-         with a letter or digit at both ends"
-    ).as_str())
 }
 
 /// Pod of a dedicated server.
