@@ -153,7 +153,7 @@ impl Caches {
                     // Heartbeats of nodes are no news.
                     if seen.insert(it.name_any(), cordoned) != Some(cordoned) {
                         for pod in there.state() {
-                            if crate::observe::node(&pod) == Some(&it.name_any()) {
+                            if node(&pod) == Some(&it.name_any()) {
                                 owned.owner(&pod.metadata);
                             }
                         }
@@ -342,6 +342,11 @@ where
         }
     });
     store
+}
+
+/// The node of a pod.
+pub(crate) fn node(pod: &Pod) -> Option<&str> {
+    pod.spec.as_ref()?.node_name.as_deref()
 }
 
 /// Objects of a store in one namespace.

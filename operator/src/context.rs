@@ -14,12 +14,13 @@ use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
 
 use crate::caches::{Caches, Scope};
-use crate::control::issuer::Issuer;
-use crate::control::{Known, Told};
+use crate::issuer::Issuer;
+use crate::known::Known;
 use crate::metrics::Metrics;
+use crate::pace::Pace;
 use crate::prune::{prune_job, prune_pod};
 use crate::recent::Recent;
-use crate::report::Pace;
+use crate::told::Told;
 
 /// What all reconciles share.
 pub(crate) struct Context {

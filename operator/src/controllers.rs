@@ -18,7 +18,7 @@ use kube::{Resource, ResourceExt as _};
 
 use crate::context::Context;
 use crate::error::Error;
-use crate::recent::LOOK_AGAIN;
+use crate::looked::Looked;
 use crate::report;
 use crate::triggers::Triggers;
 use crate::{job, pool};
@@ -28,31 +28,6 @@ const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_mins(1
 
 /// Shortest pause after an error where an earlier look was asked for.
 const SOON: Duration = Duration::from_secs(5);
-
-/// Result of a reconcile.
-#[derive(Debug, Default)]
-pub(crate) struct Looked {
-    /// Time until the next reconcile if nothing changes.
-    again: Option<Duration>,
-    /// The error that was met; the next reconcile tries again.
-    failed: Option<Error>,
-}
-
-impl Looked {
-    /// Runs again after `seconds`, or at the next change. The watch may miss a write of ours, so
-    /// while one `waits` for its cache the next reconcile comes by itself; likewise when the status
-    /// has its `turn`.
-    pub(crate) fn new(
-        seconds: Option<i64>,
-        waits: bool,
-        turn: Option<Duration>,
-        failed: Option<Error>,
-    ) -> Self {
-        let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
-        let missing = waits.then_some(LOOK_AGAIN);
-        Self { again: wanted.into_iter().chain(missing).chain(turn).min(), failed }
-    }
-}
 
 /// Runs until the process ends.
 pub(crate) async fn run(context: &Arc<Context>, concurrency: u16) {

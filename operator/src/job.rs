@@ -8,8 +8,8 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::context::Context;
 use crate::control::issuer;
-use crate::controllers::Looked;
 use crate::error::Error;
+use crate::looked::Looked;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(

@@ -18,10 +18,14 @@ mod control;
 mod controllers;
 mod error;
 mod http;
+mod issuer;
 mod job;
+mod known;
 mod leader;
+mod looked;
 mod metrics;
 mod observe;
+mod pace;
 mod pool;
 mod prune;
 mod recent;
@@ -29,6 +33,7 @@ mod release;
 mod report;
 #[cfg(test)]
 mod tests;
+mod told;
 mod triggers;
 
 use std::net::SocketAddr;
@@ -43,7 +48,7 @@ use tracing_subscriber::EnvFilter;
 
 use crate::caches::Scope;
 use crate::context::Context;
-use crate::control::issuer::Issuer;
+use crate::issuer::Issuer;
 use crate::leader::Patience;
 
 /// Keeps the pools and jobs of a cluster as their objects say.

@@ -46,7 +46,7 @@ use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::metrics::histogram::{Histogram, exponential_buckets};
 use prometheus_client::registry::Registry;
 
-use crate::control::Gaps;
+use crate::told::Gaps;
 
 /// What this process has counted.
 #[derive(Debug)]

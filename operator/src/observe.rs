@@ -19,9 +19,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 
-use crate::caches::within;
+use crate::caches::{node, within};
 use crate::context::Context;
-use crate::control::{JobFigures, Servers};
+use crate::told::{JobFigures, Servers};
 use crate::triggers::Key;
 
 pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::Observed {
@@ -157,11 +157,6 @@ fn nodes<'a>(
         }
     }
     nodes
-}
-
-/// The node of a pod.
-pub(crate) fn node(pod: &Pod) -> Option<&str> {
-    pod.spec.as_ref()?.node_name.as_deref()
 }
 
 fn label<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str> {

@@ -10,8 +10,8 @@ use kube::ResourceExt as _;
 
 use crate::context::Context;
 use crate::control::issuer;
-use crate::controllers::Looked;
 use crate::error::Error;
+use crate::looked::Looked;
 use crate::{apply, observe, report};
 
 pub(crate) async fn reconcile(

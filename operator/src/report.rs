@@ -1,11 +1,9 @@
 //! Writes what is there into an object's status, and says what is new in events.
 //!
 //! In: the status as it should be. Out: it is so, or when to look again. Nothing is written when nothing has changed; a
-//! status of which only numbers have changed, at most every [`APART`], since each write goes to all who watch the object;
+//! status of which only numbers have changed, at most every [`APART`](crate::pace::APART), since each write goes to all who watch the object;
 //! one that somebody else has changed meanwhile is not overwritten.
 
-use std::collections::BTreeMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use k8s_openapi::NamespaceResourceScope;
@@ -20,35 +18,12 @@ use serde_json::json;
 use crate::context::{Context, MANAGER};
 use crate::error::{Error, is_code};
 
-/// Between two writes of one object's status that tell no other truth or reason.
-const APART: Duration = Duration::from_secs(10);
 /// Longest note of an event.
 const NOTE: usize = 1000;
 /// Conditions whose truth is bad news.
 const BAD: [&str; 2] = ["Degraded", "Failed"];
 /// Conditions that say for tools what others say for people.
 const REPEATS: [&str; 3] = ["Ready", "Stalled", "Reconciling"];
-
-/// When which status was written last, by uid.
-#[derive(Debug, Default)]
-pub(crate) struct Pace {
-    written: Mutex<BTreeMap<String, Instant>>,
-}
-
-impl Pace {
-    /// How long numbers alone have to wait.
-    fn wait(&self, uid: &str, now: Instant) -> Option<Duration> {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        let left = APART.saturating_sub(now.duration_since(*written.get(uid)?));
-        Some(left).filter(|it| !it.is_zero())
-    }
-
-    fn wrote(&self, uid: String, now: Instant) {
-        let mut written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        written.retain(|_, at| now.duration_since(*at) < APART);
-        written.insert(uid, now);
-    }
-}
 
 /// Writes a status if it differs, then an event for each condition with another reason. With `at_once` it is
 /// written even if all conditions are as they were. Out: when to try again what had to wait.
@@ -153,23 +128,5 @@ async fn event<K: Resource<DynamicType = ()>>(
     // A lost event does no harm: the status says the same.
     if let Err(error) = context.events.publish(&event, &object.object_ref(&())).await {
         tracing::warn!("event {reason} of {}: {error}", object.name_any());
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn numbers_wait_for_their_turn_and_old_turns_are_forgotten() {
-        let pace = Pace::default();
-        let start = Instant::now();
-        assert_eq!(pace.wait("a", start), None, "the first is written at once");
-        pace.wrote("a".into(), start);
-        assert_eq!(pace.wait("a", start + APART / 4), Some(APART / 4 * 3));
-        assert_eq!(pace.wait("b", start), None, "each object has its own turns");
-        assert_eq!(pace.wait("a", start + APART), None);
-        pace.wrote("b".into(), start + APART);
-        assert_eq!(pace.written.lock().expect("nobody panicked").len(), 1);
     }
 }

@@ -11,7 +11,7 @@ use std::collections::BTreeMap;
 use cadre_crds::Progress;
 use cadre_views::JobKey;
 
-use super::told::{Gaps, JobFigures};
+use crate::told::{Gaps, JobFigures};
 
 /// See the module.
 #[derive(Debug, Default)]

@@ -8,10 +8,8 @@
 //! leader's own is used only some time after it has changed, when kubelets have brought its issuer to the workers. What there
 //! was before stands in the `ConfigMap`, so an operator that starts in between knows it, too.
 
-use std::collections::BTreeMap;
-use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use cadre_control::expiry::good_after;
 use cadre_desired::job::Decision;
@@ -25,8 +23,6 @@ use serde_json::json;
 use crate::context::{Context, MANAGER};
 use crate::error::Error;
 
-/// Time after which the `ConfigMap` is written again, even if it seems to be there.
-const AGAIN: Duration = Duration::from_mins(10);
 /// Key in the `ConfigMap`, and name of the file.
 pub(crate) const FILE: &str = "ca.crt";
 /// Pause between two looks at the file.
@@ -41,25 +37,6 @@ const FORMER: usize = 2;
 /// Annotation of the `ConfigMap`: the time since when the first issuer in it differs from the
 /// others, RFC 3339.
 const CHANGED: &str = "cadre.dev/issuer-changed";
-
-/// The issuer's certificate, and when it was written to which namespace.
-#[derive(Debug, Default)]
-pub(crate) struct Issuer {
-    /// Folder of the certificates; none: there is no control service.
-    pub(crate) folder: Option<PathBuf>,
-    written: Mutex<BTreeMap<String, (Instant, String)>>,
-}
-
-impl Issuer {
-    pub(crate) fn new(folder: Option<PathBuf>) -> Self {
-        Self { folder, written: Mutex::default() }
-    }
-
-    fn is_written(&self, namespace: &str, certificate: &str) -> bool {
-        let written = self.written.lock().unwrap_or_else(PoisonError::into_inner);
-        written.get(namespace).is_some_and(|(at, it)| at.elapsed() < AGAIN && it == certificate)
-    }
-}
 
 /// Sees to it that an object's namespace has the certificate, if the object has workers. Pods that are made after this
 /// find it when they start.
@@ -98,8 +75,7 @@ pub(crate) async fn bring<K: Resource>(
     let parameters = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name, &parameters, &Patch::Apply(&object)).await;
     applied.map_err(|it| Error::api(format!("write ConfigMap {namespace}/{name}"), it))?;
-    let mut written = context.issuer.written.lock().unwrap_or_else(PoisonError::into_inner);
-    written.insert(namespace, (Instant::now(), certificate));
+    context.issuer.wrote(namespace, certificate);
     Ok(())
 }
 

@@ -1,7 +1,7 @@
 //! The control service: what `cadre run`'s supervisor says to workers, said to pods, over TLS.
 //!
 //! In: pods with projected tokens, and facts about pools from the reconciles. Out: welcomes, rosters, views
-//! and drains to workers; [`Told`] to the reconciles.
+//! and drains to workers; [`Told`](crate::told::Told) to the reconciles.
 //!
 //! ```text
 //! pod ──token──▶ gate ──▶ identity ──▶ service ──▶ cadre-views decides
@@ -20,27 +20,22 @@ pub(crate) mod issuer;
 mod notices;
 mod saved;
 mod service;
-mod told;
 mod welcome;
 mod words;
 
-use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use anyhow::Context as _;
 use cadre_control::server;
 use cadre_control::tls::{self, Certificate, Files};
-use cadre_views::Facts;
 use tokio::net::TcpListener;
-use tokio::sync::{Notify, mpsc};
+use tokio::sync::mpsc;
 
 use crate::context::Context;
-use crate::triggers::Key;
 use gate::Reviewer;
 use service::Service;
-pub(crate) use told::{Gaps, JobFigures, Servers, Told};
 
 /// Events of workers that wait for the service; while it is full, workers are not read from.
 const QUEUE: usize = 4096;
@@ -51,25 +46,6 @@ pub(crate) struct Place {
     pub(crate) address: SocketAddr,
     /// Folder with `tls.crt`, `tls.key` and `ca.crt`.
     pub(crate) certificates: PathBuf,
-}
-
-/// What the reconciles have found out about pools, for the service.
-#[derive(Debug, Default)]
-pub(crate) struct Known {
-    facts: Mutex<BTreeMap<Key, Option<Facts>>>,
-    news: Notify,
-}
-
-impl Known {
-    /// Takes the facts of a pool; none when it is gone.
-    pub(crate) fn put(&self, key: Key, facts: Option<Facts>) {
-        self.facts.lock().unwrap_or_else(PoisonError::into_inner).insert(key, facts);
-        self.news.notify_one();
-    }
-
-    pub(crate) fn take(&self) -> BTreeMap<Key, Option<Facts>> {
-        std::mem::take(&mut *self.facts.lock().unwrap_or_else(PoisonError::into_inner))
-    }
 }
 
 /// Listens. Out: a listener for [`run`], so that its address is known before.

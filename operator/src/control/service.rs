@@ -19,10 +19,9 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, Known, identify, job_facts};
 use super::figures::Figures;
-use super::saved::steps_in;
-use super::told::{FIGURES, Gaps, JobFigures, Servers, last_words, progress};
-use super::words::{self, Attempt};
+use super::words::{self, Attempt, steps_in};
 use crate::context::Context;
+use crate::told::{FIGURES, Gaps, JobFigures, Servers, last_words, progress};
 use crate::triggers::Key;
 
 /// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for

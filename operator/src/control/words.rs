@@ -182,3 +182,21 @@ pub(super) fn to(command: &Command) -> Option<&cadre_views::Who> {
         Command::Notice(..) => None,
     }
 }
+
+/// Steps in the checkpoint at a path, by its name, `step-N`; of another name, or none, 0.
+pub(super) fn steps_in(path: &str) -> u64 {
+    let name = path.rsplit('/').next().unwrap_or_default();
+    name.strip_prefix("step-").and_then(|it| it.parse().ok()).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn steps_are_read_from_the_name_of_a_checkpoint() {
+        for (path, steps) in [("/a/j-12/step-40", 40), ("step-7", 7), ("/step-3/x", 0), ("", 0)] {
+            assert_eq!(steps_in(path), steps, "{path}");
+        }
+    }
+}

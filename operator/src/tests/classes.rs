@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use super::server::Server;
 use super::{job, name, operator_of, pool, reason};
 use crate::caches::Scope;
-use crate::control::issuer::Issuer;
+use crate::issuer::Issuer;
 use crate::leader::Place;
 use crate::release;
 

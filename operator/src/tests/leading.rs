@@ -10,9 +10,9 @@ use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair}
 use super::server::Server;
 use crate::caches::Scope;
 use crate::context::Context;
-use crate::control::issuer::Issuer;
 use crate::control::{self, Place};
 use crate::controllers;
+use crate::issuer::Issuer;
 
 /// The operator, until the test ends.
 pub(super) struct Leading {

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use crate::caches::Scope;
 use crate::context::Context;
-use crate::control::issuer::Issuer;
+use crate::issuer::Issuer;
 use crate::leader::{self, Patience, Place};
 use crate::metrics::Seen;
 use crate::{controllers, release};

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::server::Server;
 use super::{job, name, operator, operator_with, pool, reason, running, said};
 use crate::apply;
-use crate::control::issuer::Issuer;
+use crate::issuer::Issuer;
 
 const QUOTA: &str =
     "pods \"NAME\" is forbidden: exceeded quota: team, used: pods=2, limited: pods=2";

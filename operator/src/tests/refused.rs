@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 
 use super::server::{Objects, Refused, Server};
 use super::{job, name, operator, operator_with, pool, reason, running, said};
-use crate::control::issuer::Issuer;
+use crate::issuer::Issuer;
 
 const WORDS: &str = "words of the API server";
 

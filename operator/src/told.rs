@@ -18,7 +18,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::triggers::Key;
 
 /// Interval at which load and progress go into statuses.
-pub(super) const FIGURES: Duration = Duration::from_secs(10);
+pub(crate) const FIGURES: Duration = Duration::from_secs(10);
 /// Time from the start of a leader until every worker has had a chance to come back.
 const COMPLETE: Duration = Duration::from_secs(15);
 
@@ -90,7 +90,7 @@ pub(crate) struct Gaps {
 }
 
 impl Gaps {
-    pub(super) fn of(step: &proto::Progress) -> Self {
+    pub(crate) fn of(step: &proto::Progress) -> Self {
         Self { compute: step.gap_compute, link: step.gap_link, bytes: step.gap_bytes }
     }
 }
@@ -102,7 +102,7 @@ impl Told {
         Self { inner: Mutex::new(Inner { since: Since::Later, ..Inner::default() }) }
     }
 
-    pub(super) fn start(&self) {
+    pub(crate) fn start(&self) {
         self.locked().since = Since::At(Instant::now());
     }
 
@@ -138,7 +138,7 @@ impl Told {
 
     /// Stores a pool's servers; returns whether a reconcile should run at once. With `figures`, load
     /// goes into the status too.
-    pub(super) fn tell_pool(&self, key: &Key, mut servers: Servers, figures: bool) -> bool {
+    pub(crate) fn tell_pool(&self, key: &Key, mut servers: Servers, figures: bool) -> bool {
         let mut inner = self.locked();
         inner.live.insert(key.clone(), servers.reports.clone());
         let before = inner.pools.entry(key.clone()).or_default();
@@ -154,7 +154,7 @@ impl Told {
     }
 
     /// Tells a job's figures; whether they are new.
-    pub(super) fn tell_job(&self, key: &Key, figures: &JobFigures) -> bool {
+    pub(crate) fn tell_job(&self, key: &Key, figures: &JobFigures) -> bool {
         let mut inner = self.locked();
         let changed = inner.jobs.get(key) != Some(figures);
         inner.jobs.insert(key.clone(), figures.clone());
@@ -162,7 +162,7 @@ impl Told {
     }
 
     /// The conductor of an attempt ends by itself.
-    pub(super) fn leaves(&self, attempt: &JobKey) {
+    pub(crate) fn leaves(&self, attempt: &JobKey) {
         let key = (attempt.namespace.clone(), attempt.name.clone());
         if let Some(figures) = self.locked().jobs.get_mut(&key) {
             let is_other = |it: &LastWords| it.attempt != attempt.attempt;
@@ -171,14 +171,14 @@ impl Told {
     }
 
     /// Forgets a pool that is gone.
-    pub(super) fn forget_pool(&self, key: &Key) {
+    pub(crate) fn forget_pool(&self, key: &Key) {
         let mut inner = self.locked();
         inner.pools.remove(key);
         inner.live.remove(key);
     }
 
     /// Forgets the jobs that are gone.
-    pub(super) fn keep_jobs(&self, is_there: impl Fn(&Key) -> bool) {
+    pub(crate) fn keep_jobs(&self, is_there: impl Fn(&Key) -> bool) {
         self.locked().jobs.retain(|it, _| is_there(it));
     }
 
@@ -188,14 +188,14 @@ impl Told {
 }
 
 /// The conductor's last message, if its attempt has failed.
-pub(super) fn last_words(attempt: u32, said: proto::Finished) -> Option<LastWords> {
+pub(crate) fn last_words(attempt: u32, said: proto::Finished) -> Option<LastWords> {
     let failed = said.outcome() == Outcome::Failed;
     let since = Timestamp::now();
     failed.then_some(LastWords { attempt, since, exit_code: said.exit_code, text: said.message })
 }
 
 /// A job's status from a step's report.
-pub(super) fn progress(step: &proto::Progress) -> Progress {
+pub(crate) fn progress(step: &proto::Progress) -> Progress {
     let (done, total) = (step.step + 1, step.steps.max(step.step + 1));
     let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
     Progress {
