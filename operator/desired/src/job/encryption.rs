@@ -12,7 +12,7 @@ use cadre_crds::{Encryption, TrainingJob};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::stage::Attempt;
+use super::attempt::Attempt;
 use crate::names::annotation;
 
 /// What links of the next attempt are. One that the spec leaves open is encrypted in a new job; later attempts have what

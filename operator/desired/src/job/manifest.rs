@@ -24,7 +24,7 @@ use k8s_openapi::api::core::v1::{
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-use super::stage::{Restarts, checkpoint};
+use super::attempt::{Restarts, checkpoint};
 use super::{Observed, encryption, failure};
 use crate::names::{attempt, job_labels, name, owned_by, queue_labels, trainers_service};
 use crate::podspec::{complete, empty, from_field, mount, variable, volume};

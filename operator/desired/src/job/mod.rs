@@ -18,7 +18,9 @@
 //!
 //! Invariant: an attempt is created only when all others make no pods any more and their pods are quiet.
 
+mod attempt;
 mod encryption;
+mod ended;
 mod failure;
 mod manifest;
 mod seen;
@@ -35,10 +37,11 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
 use crate::settings::Settings;
+use attempt::{Attempt, attempts, newest};
 pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
 use seen::all_ours;
-use stage::{Attempt, Stage, attempts, newest};
+use stage::Stage;
 pub use status::status;
 
 /// Seconds after which pods that should be gone are looked at again.

@@ -8,8 +8,8 @@ use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod}
 use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
-use super::failure::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
-use super::stage::Attempt;
+use super::attempt::Attempt;
+use super::ended::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
 use crate::names::{self, label, name};
 use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
 

@@ -10,12 +10,11 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
+use super::attempt::{Attempt, checkpoint, newest, told};
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
 use super::seen::all_ours;
-use super::stage::{
-    Attempt, Obstacle, Stage, checkpoint, is_reopened, newest, obstacle, of, told, was_taken_back,
-};
+use super::stage::{Obstacle, Stage, is_reopened, obstacle, of, was_taken_back};
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};

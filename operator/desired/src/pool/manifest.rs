@@ -5,9 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use super::Observed;
 use super::revision::Revision;
 use super::server::servers;
+use super::{Observed, meta};
 use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
 use crate::podspec::{complete, empty, mount, variable, volume};
 use crate::settings::Settings;
@@ -274,15 +274,5 @@ pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
             max_unavailable: Some(IntOrString::Int(1)),
         }),
         status: None,
-    }
-}
-
-pub(crate) fn meta(pool: &AttentionPool, name: String) -> ObjectMeta {
-    ObjectMeta {
-        name: Some(name),
-        namespace: pool.metadata.namespace.clone(),
-        labels: Some(pool_labels(&pool.metadata)),
-        owner_references: Some(vec![owned_by::<AttentionPool>(&pool.metadata)]),
-        ..ObjectMeta::default()
     }
 }

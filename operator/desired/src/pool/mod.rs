@@ -37,11 +37,12 @@ use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::jiff::Timestamp;
 
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
-use crate::names::{LAST_INCARNATION, is_owned};
+use crate::names::{LAST_INCARNATION, is_owned, owned_by, pool_labels};
 use crate::pod::State;
 use crate::settings::Settings;
 pub use facts::facts;
@@ -312,4 +313,15 @@ fn bury(all: &[Server<'_>], wanted: usize, decision: &mut Decision) {
 
 fn soonest(one: Option<i64>, other: Option<i64>) -> Option<i64> {
     one.into_iter().chain(other).min()
+}
+
+/// Metadata of an object that belongs to a pool.
+fn meta(pool: &AttentionPool, name: String) -> ObjectMeta {
+    ObjectMeta {
+        name: Some(name),
+        namespace: pool.metadata.namespace.clone(),
+        labels: Some(pool_labels(&pool.metadata)),
+        owner_references: Some(vec![owned_by::<AttentionPool>(&pool.metadata)]),
+        ..ObjectMeta::default()
+    }
 }

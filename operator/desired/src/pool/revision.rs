@@ -22,10 +22,8 @@ use k8s_openapi::apimachinery::pkg::runtime::RawExtension;
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::Observed;
-use super::manifest::meta;
 use super::server::Server;
-use super::victims::held_back;
+use super::{Observed, meta};
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::{self, is_owned, label, name};
 use crate::pod::State;
@@ -67,6 +65,23 @@ pub(crate) fn at_once(spec: &AttentionPoolSpec) -> Option<usize> {
             Some(most as usize)
         }
     }
+}
+
+/// Servers of an old template that work for jobs of another data version than the new template's.
+pub(crate) fn held_back(observed: &Observed, all: &[Server<'_>]) -> usize {
+    let current = digest(&observed.pool.spec);
+    let staying = all.iter().filter(|it| it.stays());
+    let (new, old): (Vec<_>, Vec<_>) = staying.partition(|it| it.revision() == Some(&current));
+    let came: Vec<_> = new.into_iter().filter(|it| it.report.is_some()).collect();
+    old.iter().filter(|it| !may_follow(it, &came)).count()
+}
+
+/// Whether what this server does for a job can be done by those of the new template that are there; that is known once
+/// they have come.
+pub(crate) fn may_follow(server: &Server<'_>, successors: &[&Server<'_>]) -> bool {
+    let Some(own) = server.report.filter(|it| it.serves) else { return true };
+    let fits = |it: &&Server<'_>| it.report.is_some_and(|it| it.data_version == own.data_version);
+    successors.iter().all(fits)
 }
 
 /// Maximum slots that a change may have made unavailable now. It is one until the first server of

@@ -14,10 +14,11 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::holders::holders;
 use super::manifest::levels;
+use super::revision::held_back;
 use super::revision::{self, at_once};
 use super::scale::{self, utilization_ppm};
 use super::server::{Server, servers};
-use super::victims::{held_back, near};
+use super::victims::near;
 use super::{Observed, refusal};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};

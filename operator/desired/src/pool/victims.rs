@@ -18,7 +18,7 @@ use k8s_openapi::api::core::v1::Pod;
 
 use super::Observed;
 use super::manifest::levels;
-use super::revision::{at_once_now, digest};
+use super::revision::{at_once_now, digest, may_follow};
 use super::server::{POOL_DELETED, QUARANTINED, SHRINK, Server, TEMPLATE_CHANGED};
 use crate::pod::{State, node, state};
 use crate::settings::Settings;
@@ -82,23 +82,6 @@ fn outdated<'s, 'a>(
     let leaving = all.iter().filter(|it| !it.stays() && it.state != State::Ended).count();
     let room = most.saturating_sub(missing.max(leaving));
     old.into_iter().filter(|it| may_follow(it, &new)).take(room).collect()
-}
-
-/// Whether what this server does for a job can be done by those of the new template that are there; that is known once
-/// they have come.
-fn may_follow(server: &Server<'_>, successors: &[&Server<'_>]) -> bool {
-    let Some(own) = server.report.filter(|it| it.serves) else { return true };
-    let fits = |it: &&Server<'_>| it.report.is_some_and(|it| it.data_version == own.data_version);
-    successors.iter().all(fits)
-}
-
-/// Servers of an old template that work for jobs of another data version than the new template's.
-pub(crate) fn held_back(observed: &Observed, all: &[Server<'_>]) -> usize {
-    let current = digest(&observed.pool.spec);
-    let staying = all.iter().filter(|it| it.stays());
-    let (new, old): (Vec<_>, Vec<_>) = staying.partition(|it| it.revision() == Some(&current));
-    let came: Vec<_> = new.into_iter().filter(|it| it.report.is_some()).collect();
-    old.iter().filter(|it| !may_follow(it, &came)).count()
 }
 
 /// How near servers are to the trainers and to each other. Counted once for all servers: a pool may have
