@@ -70,7 +70,7 @@ fn main() -> ExitCode {
         Command::Check(options) => match check::check(&options) {
             Ok((text, is_clean)) => {
                 let printed = print(&text);
-                if is_clean { printed } else { ExitCode::from(FOUND) }
+                if is_clean { printed } else { ExitCode::from(CHECK_FAILED) }
             }
             Err(error) => {
                 for line in error.log() {
@@ -118,7 +118,7 @@ fn main() -> ExitCode {
 
 const BAD_INPUT: u8 = 2;
 /// A check found something.
-const FOUND: u8 = 1;
+const CHECK_FAILED: u8 = 1;
 
 /// Runs this command once for each of these ranks.
 fn in_all(ranks: ranks::Ranks) -> ExitCode {

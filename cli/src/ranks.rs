@@ -28,16 +28,16 @@ use crate::BAD_INPUT;
 /// Exit code of a rank that is not the cause.
 const NO_CAUSE: u8 = 3;
 /// For how long the others may go on when a rank has failed; then they are asked to end.
-const PATIENCE: Duration = Duration::from_mins(5);
+const OTHERS_GO_ON_FOR: Duration = Duration::from_mins(5);
 /// After what they are killed.
-const GRACE: Duration = Duration::from_secs(30);
+const KILLED_AFTER: Duration = Duration::from_secs(30);
 
 /// Ranks of this pod.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct Ranks {
     first: u32,
     count: u32,
-    /// See [`PATIENCE`] and [`GRACE`].
+    /// See [`OTHERS_GO_ON_FOR`] and [`KILLED_AFTER`].
     limits: [Duration; 2],
 }
 
@@ -63,7 +63,7 @@ impl Ranks {
         let pod = number(GROUP_RANK)?;
         let first = pod.checked_mul(count).filter(|it| it.checked_add(count).is_some());
         let first = first.ok_or(Error::Malformed { name: GROUP_RANK, value: pod.to_string() })?;
-        Ok(Some(Self { first, count, limits: [PATIENCE, GRACE] }))
+        Ok(Some(Self { first, count, limits: [OTHERS_GO_ON_FOR, KILLED_AFTER] }))
     }
 
     /// Runs `program` with these arguments once for each rank, and waits for all of them.
@@ -222,7 +222,7 @@ mod tests {
     #[test]
     fn only_a_pod_of_several_trainers_without_a_rank_starts_some() {
         let pod = [(LOCAL_WORLD_SIZE, "4"), (GROUP_RANK, "3")];
-        let expected = Ranks { first: 12, count: 4, limits: [PATIENCE, GRACE] };
+        let expected = Ranks { first: 12, count: 4, limits: [OTHERS_GO_ON_FOR, KILLED_AFTER] };
         assert_eq!(of(&pod).unwrap(), Some(expected));
         for more in [(RANK, "12"), (CADRE_INDEX, "12"), (LOCAL_WORLD_SIZE, "1")] {
             assert_eq!(of(&[&pod[..], &[more]].concat()).unwrap(), None, "{more:?}");

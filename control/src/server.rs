@@ -36,12 +36,12 @@ use crate::proto::{ControllerMessage, Hello, WorkerMessage, worker_message};
 use crate::version;
 
 /// Maximum messages that are queued for one worker. A worker that lets more pile up loses its link.
-const LINK_QUEUE: usize = 256;
+const MAX_QUEUED_MESSAGES: usize = 256;
 /// What a worker has to say hello in.
-const HELLO_DEADLINE: Duration = Duration::from_secs(10);
+const HELLO_WITHIN: Duration = Duration::from_secs(10);
 /// Longest message of a worker: a step's header as JSON, some 72 bytes for each document and stretch, of which the conductor
 /// takes four millions at most.
-const MESSAGE_BYTES: usize = 512 << 20;
+const MAX_MESSAGE_BYTES: usize = 512 << 20;
 
 /// Names a link; never used twice by one server.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -142,7 +142,7 @@ where
         .http2_keepalive_interval(Some(interval))
         .http2_keepalive_timeout(Some(timeout))
         .serve_with_incoming(
-            ControlServer::new(service).max_decoding_message_size(MESSAGE_BYTES),
+            ControlServer::new(service).max_decoding_message_size(MAX_MESSAGE_BYTES),
             incoming,
         );
     tokio::select! {
@@ -228,7 +228,7 @@ impl Control for Service {
             return Err(Status::failed_precondition(format!("{}: {mismatch}", hello.name())));
         }
         let id = LinkId(self.next.fetch_add(1, Ordering::Relaxed));
-        let (outgoing, queued) = mpsc::channel(LINK_QUEUE);
+        let (outgoing, queued) = mpsc::channel(MAX_QUEUED_MESSAGES);
         let words = Words { queued, heard: Arc::default(), over: false };
         let (control_version, heard) = (hello.control_version, Arc::clone(&words.heard));
         let link = Link { id, control_version, outgoing, heard };
@@ -265,7 +265,7 @@ impl Stream for Words {
 
 /// Waits for the first message, which has to be `Hello`.
 async fn first_hello(incoming: &mut Streaming<WorkerMessage>) -> Result<Hello, Status> {
-    let first = tokio::time::timeout(HELLO_DEADLINE, incoming.message())
+    let first = tokio::time::timeout(HELLO_WITHIN, incoming.message())
         .await
         .map_err(|_| Status::deadline_exceeded("no Hello came"))??;
     match first.and_then(|it| it.message) {

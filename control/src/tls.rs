@@ -21,11 +21,11 @@ use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 
 /// What a client has to finish its handshake in.
-const HANDSHAKE: Duration = Duration::from_secs(10);
+const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
 /// Handshakes at the same time; further clients wait in the listener's queue.
-const AT_ONCE: usize = 128;
+const MAX_HANDSHAKES: usize = 128;
 /// Pause after the system refused to accept: out of descriptors, mostly.
-const PAUSE: Duration = Duration::from_millis(100);
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Files of a certificate.
 #[derive(Clone, Debug)]
@@ -124,8 +124,8 @@ pub fn accept(
     listener: TcpListener,
     mut certificate: Certificate,
 ) -> ReceiverStream<std::io::Result<TlsStream<TcpStream>>> {
-    let (done, stream) = mpsc::channel(AT_ONCE);
-    let room = Arc::new(Semaphore::new(AT_ONCE));
+    let (done, stream) = mpsc::channel(MAX_HANDSHAKES);
+    let room = Arc::new(Semaphore::new(MAX_HANDSHAKES));
     tokio::spawn(async move {
         loop {
             let Ok(permit) = Arc::clone(&room).acquire_owned().await else { return };
@@ -137,7 +137,7 @@ pub fn accept(
                 Ok(accepted) => accepted,
                 Err(error) => {
                     tracing::warn!("no connection can be accepted: {error}");
-                    tokio::time::sleep(PAUSE).await;
+                    tokio::time::sleep(ACCEPT_AGAIN_AFTER).await;
                     continue;
                 }
             };
@@ -146,7 +146,7 @@ pub fn accept(
             let acceptor = TlsAcceptor::from(certificate.newest());
             let done = done.clone();
             tokio::spawn(async move {
-                match tokio::time::timeout(HANDSHAKE, acceptor.accept(socket)).await {
+                match tokio::time::timeout(HANDSHAKE_WITHIN, acceptor.accept(socket)).await {
                     // Dropped if the service has ended.
                     Ok(Ok(stream)) => drop(done.send(Ok(stream)).await),
                     Ok(Err(error)) => tracing::debug!("handshake with {from}: {error}"),

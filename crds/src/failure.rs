@@ -35,11 +35,11 @@ pub struct FailurePolicy {
 
 impl FailurePolicy {
     /// What leaving `maxRestarts` out means in a cluster.
-    pub const RESTARTS: u32 = 3;
+    pub const DEFAULT_MAX_RESTARTS: u32 = 3;
 
     /// Restarts in a row without a newer checkpoint before a job of a cluster fails.
     pub fn restarts(&self) -> u32 {
-        self.max_restarts.unwrap_or(Self::RESTARTS)
+        self.max_restarts.unwrap_or(Self::DEFAULT_MAX_RESTARTS)
     }
 }
 

@@ -16,7 +16,7 @@ use crate::{
 };
 
 /// Most servers of a pool and trainers of a job.
-pub const WORKERS: u32 = 4096;
+pub const MAX_WORKERS: u32 = 4096;
 
 /// A wrong field.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
@@ -46,7 +46,7 @@ fn refuse(
 pub fn pool(pool: &AttentionPool) -> Result<(), Refusal> {
     name(&pool.metadata)?;
     let spec = &pool.spec;
-    within("spec.replicas", spec.replicas, 0, WORKERS)?;
+    within("spec.replicas", spec.replicas, 0, MAX_WORKERS)?;
     let scaling = &spec.scaling;
     if spec.replicas == 0 && !spec.in_place && scaling.mode == ScalingMode::Fixed {
         return refuse(
@@ -56,9 +56,9 @@ pub fn pool(pool: &AttentionPool) -> Result<(), Refusal> {
         );
     }
     update(&spec.update_strategy)?;
-    within("spec.scaling.min", scaling.min, 0, WORKERS)?;
+    within("spec.scaling.min", scaling.min, 0, MAX_WORKERS)?;
     match scaling.max {
-        Some(max) => within("spec.scaling.max", max, scaling.min.max(1), WORKERS)?,
+        Some(max) => within("spec.scaling.max", max, scaling.min.max(1), MAX_WORKERS)?,
         None if scaling.mode == ScalingMode::Auto => {
             return refuse(
                 "spec.scaling.max",
@@ -100,7 +100,7 @@ fn update(strategy: &UpdateStrategy) -> Result<(), Refusal> {
         ),
         (Some(rolling), UpdateType::RollingUpdate) => {
             let field = "spec.updateStrategy.rollingUpdate.maxUnavailable";
-            within(field, rolling.max_unavailable, 1, WORKERS)
+            within(field, rolling.max_unavailable, 1, MAX_WORKERS)
         }
     }
 }
@@ -113,13 +113,13 @@ fn update(strategy: &UpdateStrategy) -> Result<(), Refusal> {
 pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
     name(&job.metadata)?;
     let spec = &job.spec;
-    within("spec.nodes", spec.nodes, 1, WORKERS)?;
-    within("spec.procsPerNode", spec.procs_per_node, 1, WORKERS)?;
-    if spec.trainers() > WORKERS {
+    within("spec.nodes", spec.nodes, 1, MAX_WORKERS)?;
+    within("spec.procsPerNode", spec.procs_per_node, 1, MAX_WORKERS)?;
+    if spec.trainers() > MAX_WORKERS {
         return refuse(
             "spec.nodes",
             format!("× spec.procsPerNode makes {} trainers", spec.trainers()),
-            format!("{WORKERS} is the most"),
+            format!("{MAX_WORKERS} is the most"),
         );
     }
     if spec.attention.pool_ref.name.is_empty() {

@@ -16,7 +16,7 @@ use cadre_planner::Direction;
 use serde::{Deserialize, Serialize};
 
 /// Turns that are written out in an error, and numbers of each of their lists.
-const WRITTEN: usize = 16;
+const MAX_WRITTEN_TURNS: usize = 16;
 
 /// See the module.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -276,12 +276,14 @@ impl From<Turns> for Vec<Turn> {
 impl fmt::Display for Turns {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |numbers: &[u16]| {
-            let written: Vec<_> = numbers.iter().take(WRITTEN).map(ToString::to_string).collect();
+            let written: Vec<_> =
+                numbers.iter().take(MAX_WRITTEN_TURNS).map(ToString::to_string).collect();
             let more = numbers.len() - written.len();
             let more = if more > 0 { format!(",… {more} more") } else { String::new() };
             written.join(",") + &more
         };
-        for (index, Turn { direction, nanos, layers }) in self.all.iter().enumerate().take(WRITTEN)
+        for (index, Turn { direction, nanos, layers }) in
+            self.all.iter().enumerate().take(MAX_WRITTEN_TURNS)
         {
             let gap = if index > 0 { " " } else { "" };
             let letter = match direction {
@@ -294,8 +296,8 @@ impl fmt::Display for Turns {
             }
         }
         match self.all.len() {
-            0..=WRITTEN => Ok(()),
-            more => write!(f, " and {} more", more - WRITTEN),
+            0..=MAX_WRITTEN_TURNS => Ok(()),
+            more => write!(f, " and {} more", more - MAX_WRITTEN_TURNS),
         }
     }
 }

@@ -27,7 +27,7 @@ use super::mode::{Cause, Mode, Next};
 use super::state::State;
 
 /// Steps that may be out when the user interrupts.
-const STEPS_OUT: u32 = 2;
+const MAX_STEPS_OUT: u32 = 2;
 
 impl State {
     /// A trainer is gone; it is no longer in `workers`.
@@ -118,7 +118,7 @@ impl State {
 
     /// How long the steps that may be out take.
     fn steps_out(&self) -> Duration {
-        self.step_took.saturating_mul(STEPS_OUT)
+        self.step_took.saturating_mul(MAX_STEPS_OUT)
     }
 
     /// After an end: is it time for the next thing?

@@ -19,13 +19,13 @@ use std::path::{Path, PathBuf};
 use rustix::process::{Pid, geteuid, test_kill_process};
 
 /// Longest path of a Unix socket that every kernel takes.
-const SOCKET_PATH: usize = 100;
+const MAX_SOCKET_PATH_BYTES: usize = 100;
 /// Name of the socket.
 const SOCKET: &str = "control";
 /// Start of a room's name; the supervisor's process id and a few random digits follow.
 const PREFIX: &str = "cadre-";
 /// Random bytes in a name.
-const RANDOM: usize = 3;
+const RANDOM_BYTES: usize = 3;
 
 /// A folder for the control socket.
 #[derive(Debug)]
@@ -43,8 +43,8 @@ impl Room {
     pub(super) fn new() -> Result<Self, String> {
         let mut parent = std::env::temp_dir();
         // Ten digits are the longest process id.
-        let longest = PREFIX.len() + 10 + 1 + 2 * RANDOM + 1 + SOCKET.len();
-        if parent.as_os_str().len() + 1 + longest > SOCKET_PATH {
+        let longest = PREFIX.len() + 10 + 1 + 2 * RANDOM_BYTES + 1 + SOCKET.len();
+        if parent.as_os_str().len() + 1 + longest > MAX_SOCKET_PATH_BYTES {
             parent = PathBuf::from("/tmp");
         }
         sweep(&parent);
@@ -63,7 +63,7 @@ impl Room {
 
     /// Makes a room; `None` if another run's sweep was there before the lock.
     fn within(parent: &Path) -> std::io::Result<Option<Self>> {
-        let mut random = [0; RANDOM];
+        let mut random = [0; RANDOM_BYTES];
         getrandom::fill(&mut random)?;
         let [a, b, c] = random;
         let path = parent.join(format!("{PREFIX}{}-{a:02x}{b:02x}{c:02x}", std::process::id()));
@@ -119,7 +119,7 @@ fn sweep(parent: &Path) {
 /// The process id in a room's name.
 fn supervisor_of(name: &str) -> Option<Pid> {
     let (pid, random) = name.strip_prefix(PREFIX)?.split_once('-')?;
-    let hex = random.len() == 2 * RANDOM && random.bytes().all(|it| it.is_ascii_hexdigit());
+    let hex = random.len() == 2 * RANDOM_BYTES && random.bytes().all(|it| it.is_ascii_hexdigit());
     Pid::from_raw(pid.parse().ok().filter(|_| hex)?)
 }
 

@@ -27,11 +27,11 @@ use super::spawn::Processes;
 use super::state::State;
 
 /// Maximum events that wait for the supervisor. A thread that sends a further one blocks.
-const QUEUE: usize = 4096;
+const MAX_EVENTS: usize = 4096;
 /// Longest sleep when nothing is due.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
 /// How often it is tried again while nobody takes events.
-const HELD_UP: Duration = Duration::from_millis(50);
+const EVENTS_AGAIN_EVERY: Duration = Duration::from_millis(50);
 
 /// Runs a job to its end. Blocks; when it returns nothing that it started is left running, and all events are in the queue. While
 /// that is full, load reports are dropped, and workers are not heard; the job trains on, and an interrupt ends it.
@@ -59,8 +59,8 @@ pub fn run(
     let listener = UnixListener::bind(&socket).map_err(|source| {
         bad_input(format!("control socket {}: {source}; set TMPDIR", socket.display()))
     })?;
-    let (wake, queue) = sync_channel(QUEUE);
-    let (control_events, mut from_control) = tokio::sync::mpsc::channel(QUEUE);
+    let (wake, queue) = sync_channel(MAX_EVENTS);
+    let (control_events, mut from_control) = tokio::sync::mpsc::channel(MAX_EVENTS);
     let control = server::spawn(listener, DATA_VERSION, control_events)
         .map_err(|error| bad_input(error.to_string()))?;
     let (forward, gate) = (wake.clone(), Gate::default());
@@ -169,7 +169,7 @@ impl Shell {
             let held_up = self.events.is_held_up();
             let due = self.state.next_deadline().unwrap_or(Duration::MAX);
             let patience = due.saturating_sub(self.now());
-            let longest = if held_up { HELD_UP } else { LONGEST_WAIT };
+            let longest = if held_up { EVENTS_AGAIN_EVERY } else { LONGEST_WAIT };
             let since = Instant::now();
             let woken = queue.recv_timeout(patience.min(longest));
             // The deadlines of a job that is to end hold all the same.

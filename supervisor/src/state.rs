@@ -23,7 +23,7 @@ use super::mode::{Cause, Mode};
 use super::slots::Slots;
 
 /// Deaths within [`Limits::crash_loop`] after which a server is given up.
-const CRASHES: usize = 3;
+const MAX_CRASHES: usize = 3;
 
 /// The supervisor's knowledge.
 #[derive(Debug)]
@@ -296,13 +296,13 @@ impl State {
         while crashes.front().is_some_and(|&first| first + within < now) {
             crashes.pop_front();
         }
-        let loops = crashes.len() >= CRASHES;
+        let loops = crashes.len() >= MAX_CRASHES;
         let then = if !self.config.replace {
             "its slot stays vacant".to_owned()
         } else if worker.overdue == Some(Overdue::AtStart) {
             "it never registered and is not started again".to_owned()
         } else if loops {
-            format!("it died {CRASHES} times within {within:?} and is not started again")
+            format!("it died {MAX_CRASHES} times within {within:?} and is not started again")
         } else {
             "starting a replacement".to_owned()
         };

@@ -237,10 +237,10 @@ fn write_draft(
 }
 
 /// Bytes that are written between two calls of `busy`.
-const PART: usize = 16 << 20;
+const BUSY_EVERY_BYTES: usize = 16 << 20;
 
 fn write_durable(mut file: File, bytes: &[u8], busy: &dyn Fn()) -> io::Result<()> {
-    for part in bytes.chunks(PART) {
+    for part in bytes.chunks(BUSY_EVERY_BYTES) {
         file.write_all(part)?;
         // Without this, the last sync would write everything at once, and the trainer would be
         // silent meanwhile.

@@ -120,10 +120,10 @@ impl AdamW {
         for tensor in layout.tensors() {
             let range = tensor.range.clone();
             let kept = 1.0 - if tensor.is_vector() { 0.0 } else { rate * decay };
-            let of = values[range.clone()].chunks_mut(CHUNK);
-            let of = of.zip(gradients[range.clone()].chunks_mut(CHUNK));
-            let of = of.zip(self.first[range.clone()].chunks_mut(CHUNK));
-            let of = of.zip(self.second[range].chunks_mut(CHUNK));
+            let of = values[range.clone()].chunks_mut(NUMBERS_AT_ONCE);
+            let of = of.zip(gradients[range.clone()].chunks_mut(NUMBERS_AT_ONCE));
+            let of = of.zip(self.first[range.clone()].chunks_mut(NUMBERS_AT_ONCE));
+            let of = of.zip(self.second[range].chunks_mut(NUMBERS_AT_ONCE));
             share(threads, of.collect(), |(((values, gradients), first), second)| {
                 let of = values.iter_mut().zip(gradients).zip(first).zip(second);
                 for (((value, gradient), first), second) in of {
@@ -141,11 +141,11 @@ impl AdamW {
 }
 
 /// Numbers that one thread takes at a time.
-const CHUNK: usize = 1 << 14;
+const NUMBERS_AT_ONCE: usize = 1 << 14;
 
 fn norm(values: &[f32], threads: Threads) -> f32 {
-    let mut sums = vec![0.0_f64; values.len().div_ceil(CHUNK)];
-    share(threads, values.chunks(CHUNK).zip(&mut sums).collect(), |(values, sum)| {
+    let mut sums = vec![0.0_f64; values.len().div_ceil(NUMBERS_AT_ONCE)];
+    share(threads, values.chunks(NUMBERS_AT_ONCE).zip(&mut sums).collect(), |(values, sum)| {
         for values in values.chunks(256) {
             let mut lanes = [0.0_f32; 16];
             for (index, value) in values.iter().enumerate() {

@@ -246,7 +246,7 @@ pub fn control(sender: &client::Sender, receiver: Receiver<proto::ControllerMess
 
 /// Longest wait for all trainers to be there: in a cluster their pods may start minutes apart. The supervisor of `cadre run`
 /// ends those that are late itself.
-pub const ASSEMBLE: Duration = Duration::from_mins(15);
+pub const ALL_JOIN_WITHIN: Duration = Duration::from_mins(15);
 
 /// Deadlines and bounds of the protocol, from the job's settings.
 pub fn protocol_settings(settings: &Settings) -> cadre_protocol::Settings {
@@ -262,7 +262,7 @@ pub fn protocol_settings(settings: &Settings) -> cadre_protocol::Settings {
         suspect_after,
         trainer_after,
         conductor_after: trainer_after,
-        assemble_within: cadre_protocol::Nanos::from_millis(ASSEMBLE.as_secs() * 1000),
+        assemble_within: cadre_protocol::Nanos::from_millis(ALL_JOIN_WITHIN.as_secs() * 1000),
         on_pool_loss: match settings.on_pool_loss {
             OnPoolLoss::Wait => cadre_protocol::OnPoolLoss::Wait(pool_wait),
             OnPoolLoss::Local => cadre_protocol::OnPoolLoss::Local,

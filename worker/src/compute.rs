@@ -28,10 +28,10 @@ use crate::memory::Memory;
 use crate::trace::{Activity, Tracer};
 
 /// Maximum launches in flight: one runs on each of two streams, and one waits behind each.
-const FLIGHTS: usize = 4;
+const MAX_LAUNCHES_IN_FLIGHT: usize = 4;
 
 /// Sleep while launches are in flight, since their ends wake no thread.
-pub const FLYING: Duration = Duration::from_micros(50);
+pub const LAUNCH_LOOK_EVERY: Duration = Duration::from_micros(50);
 
 /// See the module.
 pub struct Compute<M: Memory> {
@@ -98,7 +98,7 @@ impl Account {
 pub enum Progress {
     /// Nothing is queued or under way.
     Idle,
-    /// Launches are under way; ask again in [`FLYING`].
+    /// Launches are under way; ask again in [`LAUNCH_LOOK_EVERY`].
     Flying,
     /// Something ran, or was enqueued on a stream.
     Ran,
@@ -159,7 +159,7 @@ impl<M: Memory> Compute<M> {
             return Progress::Idle;
         }
         let landed = self.land();
-        let begun = self.launcher.flights() < FLIGHTS && self.begin();
+        let begun = self.launcher.flights() < MAX_LAUNCHES_IN_FLIGHT && self.begin();
         if landed || begun {
             Progress::Ran
         } else if self.launcher.flights() == 0 && self.promised.is_empty() {
@@ -271,7 +271,7 @@ impl<M: Memory> Compute<M> {
                 Err(TryRecvError::Disconnected) => None,
                 Err(TryRecvError::Empty) => match self.run() {
                     Progress::Ran => continue,
-                    Progress::Flying => match notices.recv_timeout(FLYING) {
+                    Progress::Flying => match notices.recv_timeout(LAUNCH_LOOK_EVERY) {
                         Ok(notice) => Some(notice),
                         Err(RecvTimeoutError::Timeout) => continue,
                         Err(RecvTimeoutError::Disconnected) => None,

@@ -42,7 +42,7 @@ impl<'a> Values<'a> {
 }
 
 /// Numbers that are widened at a time.
-const PIECE: usize = 256;
+const WIDENED_AT_ONCE: usize = 256;
 
 /// Copies; whether all of it is finite.
 pub(crate) fn copy(to: &mut [f32], from: &[f32]) -> bool {
@@ -68,8 +68,8 @@ pub(crate) fn widen(to: &mut [f32], from: &[bf16]) -> bool {
 
 /// Copies as by way of f32; whether all of it is finite.
 pub(crate) fn copy_bf16(to: &mut [bf16], from: &[bf16]) -> bool {
-    let mut wide = [0.0; PIECE];
-    let pieces = to.chunks_mut(PIECE).zip(from.chunks(PIECE));
+    let mut wide = [0.0; WIDENED_AT_ONCE];
+    let pieces = to.chunks_mut(WIDENED_AT_ONCE).zip(from.chunks(WIDENED_AT_ONCE));
     pieces.fold(true, |all, (to, from)| {
         let wide = &mut wide[..from.len()];
         let is_finite = widen(wide, from);

@@ -21,9 +21,9 @@ use crate::seen::{Kind, Seen, Target, name, namespace};
 use crate::status;
 
 /// Last lines of each pod's log.
-const LINES: i64 = 2_000;
+const MAX_LOG_LINES: i64 = 2_000;
 /// Most pods whose logs are taken.
-const PODS: usize = 256;
+const MAX_LOGGED_PODS: usize = 256;
 
 const README: &str = "\
 status.txt      all pools and jobs at a glance
@@ -41,10 +41,10 @@ type File = (String, String);
 /// Logs of the pods that were seen.
 pub async fn logs(cluster: &Cluster, seen: &Seen) -> Vec<(String, String)> {
     let mut files = Vec::new();
-    for pod in seen.pods.iter().chain(&seen.operators).take(PODS) {
+    for pod in seen.pods.iter().chain(&seen.operators).take(MAX_LOGGED_PODS) {
         let place = format!("logs/{}/{}", namespace(&pod.metadata), name(&pod.metadata));
         for (previous, suffix) in [(false, ".log"), (true, ".PREVIOUS.log")] {
-            let wanted = Wanted { follow: false, tail: Some(LINES), previous };
+            let wanted = Wanted { follow: false, tail: Some(MAX_LOG_LINES), previous };
             let text = logs::text(cluster, pod, wanted).await;
             match text {
                 Ok(text) => files.push((place.clone() + suffix, text)),

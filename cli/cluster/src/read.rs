@@ -22,12 +22,12 @@ use crate::facts::{Life, life, node};
 use crate::seen::{Seen, name, namespace};
 
 /// Most nodes that are read, and how many at a time.
-const NODES: usize = 64;
-const AT_ONCE: usize = 8;
+const MAX_NODES: usize = 64;
+const MAX_NODES_AT_ONCE: usize = 8;
 /// Most events of a namespace that are read.
-const EVENTS: u32 = 5_000;
+const MAX_EVENTS: u32 = 5_000;
 /// Objects a page.
-const PAGE: u32 = 500;
+const OBJECTS_A_PAGE: u32 = 500;
 /// Label of the operator's own pods.
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/name=cadre-operator";
 
@@ -132,7 +132,7 @@ impl Cluster {
             let scalers =
                 self.list_in::<HorizontalPodAutoscaler>(it, "horizontalpodautoscalers", "").await;
             keep(&mut seen.autoscalers, scalers, &mut seen.unread);
-            let parameters = ListParams::default().limit(EVENTS);
+            let parameters = ListParams::default().limit(MAX_EVENTS);
             let events = self.api::<Event>(it).list(&parameters).await;
             let events = events.map(|it| it.items);
             let events = events.map_err(|error| Error::request(format!("events of {it}"), &error));
@@ -185,11 +185,11 @@ impl Cluster {
         let troubled = seen.pods.iter().filter(|it| life(it) != Life::Ready);
         let names: BTreeSet<String> = troubled.filter_map(node).map(str::to_owned).collect();
         let api = Api::<Node>::all(self.client.clone());
-        let reads = names.into_iter().take(NODES).map(|name| {
+        let reads = names.into_iter().take(MAX_NODES).map(|name| {
             let api = api.clone();
             async move { api.get_opt(&name).await }
         });
-        let read: Vec<_> = stream::iter(reads).buffer_unordered(AT_ONCE).collect().await;
+        let read: Vec<_> = stream::iter(reads).buffer_unordered(MAX_NODES_AT_ONCE).collect().await;
         for it in read {
             match it {
                 Ok(node) => seen.nodes.extend(node),
@@ -270,7 +270,7 @@ impl<K> Listed for K where
 /// All objects with a label, page by page.
 async fn pages<K: Listed>(api: &Api<K>, label: &str) -> Result<Vec<K>, kube::Error> {
     let mut all = Vec::new();
-    let mut parameters = ListParams::default().limit(PAGE);
+    let mut parameters = ListParams::default().limit(OBJECTS_A_PAGE);
     if !label.is_empty() {
         parameters = parameters.labels(label);
     }

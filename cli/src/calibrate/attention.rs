@@ -9,8 +9,8 @@ use cadre_kernels::{
 use cadre_planner::Kept;
 
 /// Seconds that the runs of a point take together, within the limits below.
-const TOGETHER: f64 = 0.2;
-const TURNS: std::ops::RangeInclusive<usize> = 3..=25;
+const POINT_SECONDS: f64 = 0.2;
+const RUNS_OF_A_POINT: std::ops::RangeInclusive<usize> = 3..=25;
 
 /// Rows behind keys, under two KV heads for each thread and twice as many query heads.
 pub(super) struct Case {
@@ -29,8 +29,8 @@ impl Case {
         let mut point = Point::new(self, heads);
         let mut best = [f64::INFINITY; 2];
         let first = point.run(threads)?;
-        let turns = (TOGETHER / (first[0] + first[1])) as usize;
-        for _ in 0..turns.clamp(*TURNS.start(), *TURNS.end()) {
+        let turns = (POINT_SECONDS / (first[0] + first[1])) as usize;
+        for _ in 0..turns.clamp(*RUNS_OF_A_POINT.start(), *RUNS_OF_A_POINT.end()) {
             for (best, seconds) in best.iter_mut().zip(point.run(threads)?) {
                 *best = best.min(seconds);
             }

@@ -17,18 +17,18 @@ use half::bf16;
 pub(super) const ROWS: [u32; 4] = [128, 512, 2_048, 8_192];
 /// Keys beside those of the rows themselves.
 pub(super) const KEYS: [u32; 4] = [0, 2_048, 16_384, 65_536];
-const TURNS: usize = 5;
-/// Runs are recorded in one graph until they take this many seconds, but at most `MOST_RECORDED` of
+const MEASURED_RUNS: usize = 5;
+/// Runs are recorded in one graph until they take this many seconds, but at most `MAX_RECORDED_RUNS` of
 /// them.
-const RECORDED: f64 = 1e-3;
-const MOST_RECORDED: usize = 32;
+const RECORDED_SECONDS: f64 = 1e-3;
+const MAX_RECORDED_RUNS: usize = 32;
 /// Query heads a KV head.
-const GROUP: usize = 8;
-const TILE: usize = 128;
+const HEADS_OF_A_GROUP: usize = 8;
+const TILE_ROWS: usize = 128;
 /// Numbers that are drawn; no multiple of a row's, so that rows differ.
-const DRAWN: usize = (1 << 20) + 64 * 7 + 1;
+const DRAWN_NUMBERS: usize = (1 << 20) + 64 * 7 + 1;
 /// Tasks of one row that are enough to tell what one costs.
-pub(super) const TASKS: u32 = 8_192;
+pub(super) const ENOUGH_TASKS: u32 = 8_192;
 
 /// Picoseconds of a query head, forward and backward.
 pub(super) fn measure(
@@ -37,9 +37,9 @@ pub(super) fn measure(
     kept: Kept,
     (rows, before): (u32, u32),
 ) -> Result<[u64; 2], Error> {
-    let tiles = (rows as usize).div_ceil(TILE);
-    let kv = (8 * gpu.processors() as usize).div_ceil(tiles * GROUP).clamp(2, 64);
-    let heads = Heads { query: kv * GROUP, kv, dim: head_dim.into() };
+    let tiles = (rows as usize).div_ceil(TILE_ROWS);
+    let kv = (8 * gpu.processors() as usize).div_ceil(tiles * HEADS_OF_A_GROUP).clamp(2, 64);
+    let heads = Heads { query: kv * HEADS_OF_A_GROUP, kv, dim: head_dim.into() };
     let mask = match kept {
         Kept::Causal => Mask::Causal,
         Kept::Full => Mask::Full,
@@ -111,11 +111,11 @@ fn fastest(
 ) -> Result<f64, Error> {
     run(stream)?;
     let once = seconds(stream, || run(stream))?;
-    let times = ((RECORDED / once) as usize).clamp(1, MOST_RECORDED);
+    let times = ((RECORDED_SECONDS / once) as usize).clamp(1, MAX_RECORDED_RUNS);
     let all = |stream: &Stream| (0..times).try_for_each(|_| run(stream));
     let mut graph = Graph::record(stream, "runs of one point", all)?;
     let mut best = f64::INFINITY;
-    for _ in 0..TURNS {
+    for _ in 0..MEASURED_RUNS {
         best = best.min(seconds(stream, || graph.run(stream))?);
     }
     Ok(best / times as f64)
@@ -137,7 +137,7 @@ fn numbers(seed: u32, count: usize) -> Vec<bf16> {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         bf16::from_f32((state >> 8) as f32 / (1 << 23) as f32 - 1.0)
     };
-    let some: Vec<_> = (0..count.min(DRAWN)).map(|_| next()).collect();
+    let some: Vec<_> = (0..count.min(DRAWN_NUMBERS)).map(|_| next()).collect();
     let mut all = Vec::with_capacity(count);
     while all.len() < count {
         all.extend_from_slice(&some[..some.len().min(count - all.len())]);
@@ -155,9 +155,9 @@ mod tests {
 
     #[test]
     fn numbers_are_drawn_once_and_repeated() {
-        let all = numbers(3, 2 * DRAWN + 7);
-        assert_eq!(all.len(), 2 * DRAWN + 7);
-        assert!((0..DRAWN + 7).all(|at| all[at] == all[at + DRAWN]));
+        let all = numbers(3, 2 * DRAWN_NUMBERS + 7);
+        assert_eq!(all.len(), 2 * DRAWN_NUMBERS + 7);
+        assert!((0..DRAWN_NUMBERS + 7).all(|at| all[at] == all[at + DRAWN_NUMBERS]));
         assert_ne!(all[..64], all[64..128]);
         assert_eq!(numbers(3, 5), all[..5]);
         assert_ne!(numbers(4, 5), all[..5]);

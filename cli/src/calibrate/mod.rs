@@ -97,7 +97,7 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
             machine::linear(threads),
         ),
         Place::Gpu(it) => {
-            let task = gpu::task(it, first, gpu::TASKS)
+            let task = gpu::task(it, first, gpu::ENOUGH_TASKS)
                 .map_err(|source| CalibrateError::OnGpu { dim: first, source })?;
             let (linear, whence) = match options.linear_tflops {
                 Some(rate) => (rate.get() * 1_000, "told"),

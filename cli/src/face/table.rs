@@ -11,7 +11,7 @@ use crate::out::summary::{Ending, ServerSummary, Summary};
 use crate::printed;
 
 /// Longest sample of text that is shown, in characters.
-const SAMPLE: usize = 400;
+const MAX_SAMPLE_CHARACTERS: usize = 400;
 
 /// Draws the tables.
 pub(super) fn draw(summary: &Summary, out: &Path) -> String {
@@ -20,7 +20,7 @@ pub(super) fn draw(summary: &Summary, out: &Path) -> String {
         text.push(servers(summary).to_string());
     }
     if let Some(sample) = &summary.sample {
-        let shown: String = sample.chars().take(SAMPLE).map(printable).collect();
+        let shown: String = sample.chars().take(MAX_SAMPLE_CHARACTERS).map(printable).collect();
         text.push(format!("The model writes:\n{shown}"));
     }
     format!("\n{}", text.join("\n"))

@@ -18,7 +18,7 @@ pub(crate) use options::ObserveCommand;
 use report::Report;
 
 /// Steps that are planned at most, from all over the job.
-const SAMPLE: usize = 32;
+const MAX_PLANNED_STEPS: usize = 32;
 
 /// Why there is no report.
 #[derive(Debug, thiserror::Error)]

@@ -8,14 +8,14 @@ use cadre_step::layers::Kind;
 use serde::Serialize;
 
 use super::log::{Log, Step};
-use super::{ObserveError, SAMPLE};
+use super::{MAX_PLANNED_STEPS, ObserveError};
 use crate::plan::size::observed::{Times, Watched};
 use crate::printed;
 
 /// Share of a step below which a gain is not worth changing a job.
-const WORTH: f64 = 0.02;
+const LEAST_GAIN: f64 = 0.02;
 /// How much more than the mean rank the busiest one does where ranks are called even.
-const EVEN: f64 = 0.05;
+const EVEN_WITHIN: f64 = 0.05;
 
 /// The report, with the names of the JSON.
 #[derive(Debug, Serialize)]
@@ -87,7 +87,7 @@ impl Report {
         watched: &Watched,
         calibration: (&str, &Profile),
     ) -> Result<Self, ObserveError> {
-        let every = log.steps.len().div_ceil(SAMPLE);
+        let every = log.steps.len().div_ceil(MAX_PLANNED_STEPS);
         let steps: Vec<&Step> = log.steps.iter().step_by(every).collect();
         let count = steps.len() as f64;
         let seconds: f64 = steps.iter().map(|it| it.seconds).sum();
@@ -103,7 +103,7 @@ impl Report {
             return Err(ObserveError::Slow { name: calibration.0.into(), attention, step });
         }
         let (_, saved) = sums.saved();
-        let because = if saved >= WORTH {
+        let because = if saved >= LEAST_GAIN {
             None
         } else if has_attention {
             let some = watched.layers.iter().flatten().next().map(|it| it.heads);
@@ -225,7 +225,7 @@ fn why_not(log: &Log, watched: &Watched, sums: &Sums, all_full: &Sums) -> String
     if watched.ranks == 1 && watched.servers == 0 {
         return "one rank has no other to share its attention with".into();
     }
-    if apart >= WORTH {
+    if apart >= LEAST_GAIN {
         return format!(
             "slow links: even attention saves {} of a step, and waiting for links takes {}",
             percent(apart),
@@ -234,14 +234,14 @@ fn why_not(log: &Log, watched: &Watched, sums: &Sums, all_full: &Sums) -> String
     }
     let is_full = |it: &Kind| it.mask == Mask::Causal && it.chunk.is_none();
     let full = watched.layers.iter().flatten().filter(|it| is_full(it)).count();
-    if full < watched.layers.len() && all_full.saved().0 >= WORTH {
+    if full < watched.layers.len() && all_full.saved().0 >= LEAST_GAIN {
         return format!(
             "few layers of full attention, {full} of {}: attention of the busiest rank takes {} of a step",
             watched.layers.len(),
             part(sums.most)
         );
     }
-    if sums.most < (1.0 + EVEN) * sums.mean {
+    if sums.most < (1.0 + EVEN_WITHIN) * sums.mean {
         let over = sums.most / sums.mean.max(f64::MIN_POSITIVE) - 1.0;
         return format!(
             "ranks are even: the busiest one's attention is {} above the mean",

@@ -22,9 +22,9 @@ use report::Report;
 use workload::{Workload, WorkloadError};
 
 /// Runs of the planner; the median counts.
-const TURNS: usize = 5;
+const MEASURED_RUNS: usize = 5;
 /// Memory of a slot: no limit.
-const PLENTY: u64 = 1 << 60;
+const UNLIMITED_BYTES: u64 = 1 << 60;
 
 /// Why there is no plan.
 #[derive(Debug, thiserror::Error)]
@@ -88,11 +88,11 @@ fn timed<T>(run: impl Fn() -> T) -> (T, f64) {
         made
     };
     let mut made = turn();
-    for _ in 1..TURNS {
+    for _ in 1..MEASURED_RUNS {
         made = turn();
     }
     seconds.sort_by(f64::total_cmp);
-    (made, seconds[TURNS / 2])
+    (made, seconds[MEASURED_RUNS / 2])
 }
 
 fn problem(options: &PlanOptions, workload: &Workload) -> Result<Problem, PlanError> {
@@ -144,7 +144,7 @@ fn slots(options: &PlanOptions, ranks: u32) -> Result<Vec<Slot>, PlanError> {
     }
     let slot = |(index, home)| {
         let weight = weights.get(index).copied().unwrap_or(100);
-        Slot { weight, head_start: 0, home, memory: PLENTY }
+        Slot { weight, head_start: 0, home, memory: UNLIMITED_BYTES }
     };
     Ok(homes.into_iter().enumerate().map(slot).collect())
 }

@@ -34,11 +34,11 @@ use crate::out::summary::{End, Ending, Summary};
 use crate::out::{self, Output, trace};
 
 /// Events that may wait for the display and the files.
-const EVENTS: usize = 4096;
+const MAX_EVENTS: usize = 4096;
 
 /// What a program of the user's has until it joins, and after its last step until it ends: it may load a framework, a model and a
 /// checkpoint first, and save and evaluate a model last.
-const OTHERS_PATIENCE: Duration = Duration::from_mins(30);
+const PROGRAM_JOINS_WITHIN: Duration = Duration::from_mins(30);
 
 /// Runs a job to its end.
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
@@ -160,10 +160,10 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
         limits: match trainer {
             Some(_) => Limits::default(),
             None => Limits {
-                register: OTHERS_PATIENCE,
-                interrupt: OTHERS_PATIENCE,
-                last_words: OTHERS_PATIENCE,
-                farewell: OTHERS_PATIENCE,
+                register: PROGRAM_JOINS_WITHIN,
+                interrupt: PROGRAM_JOINS_WITHIN,
+                last_words: PROGRAM_JOINS_WITHIN,
+                farewell: PROGRAM_JOINS_WITHIN,
                 ..Limits::default()
             },
         },
@@ -203,7 +203,7 @@ fn supervise(
     output: &mut Output,
     face: &mut Face,
 ) -> Supervised {
-    let (sender, events) = sync_channel(EVENTS);
+    let (sender, events) = sync_channel(MAX_EVENTS);
     let interrupt = Interrupt::default();
     let failed = |message: String| Err(RunError::JobFailed { message, log: Vec::new() });
     let stillborn =

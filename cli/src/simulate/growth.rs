@@ -13,7 +13,7 @@ use serde::Serialize;
 use super::tables::text;
 
 /// Tokens of a rank, and the longest document.
-const TOKENS: u32 = 524_288;
+const TOKENS_OF_A_RANK: u32 = 524_288;
 /// Ranks whose documents one draw fills.
 const RANKS_OF_A_DRAW: u32 = 64;
 
@@ -58,8 +58,8 @@ fn row(
 ) -> Result<GrowthRow, SimulationError> {
     let mut documents = Vec::new();
     for draw in 0..u64::from(slots / RANKS_OF_A_DRAW) {
-        let mut sampler = Sampler::new(set, lengths, TOKENS, seed + draw)?;
-        documents.extend(sampler.stretches(RANKS_OF_A_DRAW as usize, TOKENS)?.concat());
+        let mut sampler = Sampler::new(set, lengths, TOKENS_OF_A_RANK, seed + draw)?;
+        documents.extend(sampler.stretches(RANKS_OF_A_DRAW as usize, TOKENS_OF_A_RANK)?.concat());
     }
     let problem = Cluster::in_place(Model::B8, slots).problem(&documents, Lay::EndToEnd)?;
     let start = Instant::now();

@@ -35,11 +35,11 @@ use crate::endpoint::Endpoint;
 use crate::proto::{Bye, ControllerMessage, Hello, Welcome, WorkerMessage, worker_message};
 
 /// Messages that wait for the thread that talks to the controller.
-const OUTGOING: usize = 8192;
+const MAX_OUTGOING: usize = 8192;
 /// Messages that wait while no controller listens, beside those that last.
-const KEPT: usize = 1024;
+const MAX_KEPT: usize = 1024;
 /// Messages that wait for the worker.
-const INCOMING: usize = 256;
+const MAX_INCOMING: usize = 256;
 
 /// How patient a worker is.
 pub struct Options {
@@ -85,8 +85,8 @@ pub struct Attachment {
 /// controller refuses the worker.
 pub fn attach(endpoint: Endpoint, hello: Hello, options: Options) -> Result<Attachment, Error> {
     let patience = options.welcome;
-    let (outgoing, queue) = mpsc::channel(OUTGOING);
-    let (inbox, receiver) = sync_channel(INCOMING);
+    let (outgoing, queue) = mpsc::channel(MAX_OUTGOING);
+    let (inbox, receiver) = sync_channel(MAX_INCOMING);
     let (first, welcomed) = sync_channel(1);
     let end = Arc::new(End::default());
     let name = endpoint.to_string();
@@ -137,7 +137,7 @@ impl Sender {
     pub fn send(&self, message: impl Into<WorkerMessage>) -> Result<(), Error> {
         let message = message.into();
         let live = matches!(message.message, Some(worker_message::Message::ServerReport(_)));
-        if live && self.outgoing.capacity() < OUTGOING / 2 {
+        if live && self.outgoing.capacity() < MAX_OUTGOING / 2 {
             return Ok(());
         }
         self.outgoing.try_send(message).map_err(|refused| match refused {

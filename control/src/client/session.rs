@@ -18,7 +18,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Request, Status, Streaming};
 
 use super::said::{Said, lasts};
-use super::{Error, KEPT, Options};
+use super::{Error, MAX_KEPT, Options};
 use crate::endpoint::Endpoint;
 use crate::proto::control_client::ControlClient;
 use crate::proto::{
@@ -120,7 +120,7 @@ impl Session {
     }
 
     /// Takes a message from the queue while no controller listens. What lasts is in `said`, the newest of each kind; of the
-    /// rest the newest [`KEPT`] wait, and one report of the load.
+    /// rest the newest [`MAX_KEPT`] wait, and one report of the load.
     fn keep(&mut self, message: Option<WorkerMessage>) {
         let Some(message) = message else {
             self.is_over = true;
@@ -134,7 +134,7 @@ impl Session {
             self.next.retain(|it| !is_report(it));
         }
         self.next.push_back(message);
-        if self.next.len() > KEPT {
+        if self.next.len() > MAX_KEPT {
             self.next.pop_front();
             self.dropped += 1;
         }

@@ -15,7 +15,7 @@ use crate::types::{
 };
 
 /// How long a new controller waits for jobs, and for the servers of a view that another one sent.
-pub(crate) const SETTLE: Duration = Duration::from_secs(15);
+pub(crate) const SERVERS_BACK_WITHIN: Duration = Duration::from_secs(15);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -109,7 +109,7 @@ impl Job {
         self.slots = Some(Slots::adopt(&view.slots, owner, now));
         self.sent = Some(view.clone());
         self.adopted = Some(view.number);
-        self.settles = Some(now + SETTLE);
+        self.settles = Some(now + SERVERS_BACK_WITHIN);
     }
 
     pub(crate) fn conductor(&self) -> Option<Conductor> {

@@ -14,9 +14,9 @@ use cadre_planner::Learnt;
 use crate::slots::NOMINAL_WEIGHT;
 
 /// Reports over which the busy share is averaged.
-const REPORTS: usize = 10;
+const AVERAGED_REPORTS: usize = 10;
 /// A new report counts as one part in this many of the speed.
-const MEMORY: u64 = 4;
+const SPEED_PARTS: u64 = 4;
 
 /// One report.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -95,12 +95,12 @@ impl Load {
     ) {
         self.last = Some(now);
         self.busy.push_back(report.busy_ppm.min(1_000_000));
-        if self.busy.len() > REPORTS {
+        if self.busy.len() > AVERAGED_REPORTS {
             self.busy.pop_front();
         }
         let Some(speed) = speed(report.cost, report.busy_nanoseconds) else { return };
         let before = self.speed.unwrap_or(speed);
-        let smooth = (before / MEMORY) * (MEMORY - 1) + speed / MEMORY;
+        let smooth = (before / SPEED_PARTS) * (SPEED_PARTS - 1) + speed / SPEED_PARTS;
         self.speed = Some(if self.speed.is_none() { speed } else { smooth.max(1) });
         let Some(reference) = reference else { return };
         let percent = u128::from(reference) * 100 / u128::from(speed);

@@ -16,7 +16,7 @@ use crate::types::{Hello, JobKey, Number, ServerId};
 
 /// How long the slot of a server that has lost its control connection stays filled: it may be well, and
 /// the conductor hears of it if not.
-const AWAY: Duration = Duration::from_secs(30);
+const SLOT_KEPT_FOR: Duration = Duration::from_secs(30);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -109,7 +109,7 @@ impl Member {
     /// What a view of this job may offer.
     pub(crate) fn offer(&self, job: &JobKey, now: Duration) -> Option<&Server> {
         let well = self.leave.is_none() && self.trouble.is_none();
-        let near = self.away.is_none_or(|since| now < since + AWAY);
+        let near = self.away.is_none_or(|since| now < since + SLOT_KEPT_FOR);
         self.serves.as_ref().filter(|_| well && near && self.job.as_ref() == Some(job))
     }
 

@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::job::{Job, SETTLE};
+use crate::job::{Job, SERVERS_BACK_WITHIN};
 use crate::load::{Load, Trouble};
 use crate::pool::Pool;
 use crate::server::Member;
@@ -104,7 +104,7 @@ impl Pool {
     fn give(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         // A new controller does not give away what a job holds that has not come back yet.
         let back = |key: &JobKey| self.jobs.get(key).is_some_and(|it| it.over || it.is_active());
-        let young = self.since.is_some_and(|it| now < it + SETTLE);
+        let young = self.since.is_some_and(|it| now < it + SERVERS_BACK_WITHIN);
         if young && !facts.jobs.iter().all(back) {
             return;
         }

@@ -11,7 +11,7 @@ use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomRe
 use serde_json::Value;
 
 /// Longest line of text, in characters; tables and headings may be longer.
-const COLUMNS: usize = 100;
+const MAX_COLUMNS: usize = 100;
 
 const INTRODUCTION: &str = "\
 # The objects `cadre.dev/v1alpha1`
@@ -49,12 +49,12 @@ pub fn markdown(definitions: &[CustomResourceDefinition]) -> String {
     wrapped(&page)
 }
 
-/// Breaks lines of text at [`COLUMNS`]. Continued lines of a list are indented.
+/// Breaks lines of text at [`MAX_COLUMNS`]. Continued lines of a list are indented.
 fn wrapped(page: &str) -> String {
     let mut text = String::new();
     for line in page.lines() {
         let indent = if line.starts_with("* ") { "  " } else { "" };
-        let most = if line.starts_with(['|', '#']) { usize::MAX } else { COLUMNS };
+        let most = if line.starts_with(['|', '#']) { usize::MAX } else { MAX_COLUMNS };
         let mut column = 0;
         for (at, word) in line.split(' ').enumerate() {
             let length = word.chars().count();

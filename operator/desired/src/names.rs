@@ -149,14 +149,14 @@ pub(crate) fn annotation<'a>(meta: &'a ObjectMeta, key: &str) -> Option<&'a str>
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cadre_crds::validate::{NAME_LENGTH, WORKERS};
+    use cadre_crds::validate::{MAX_WORKERS, NAME_LENGTH};
 
     #[test]
     fn the_longest_names_fit_into_a_label() {
         let longest = "n".repeat(NAME_LENGTH);
-        let pod = format!("{}-{}", attempt(&longest, u32::MAX), WORKERS - 1);
+        let pod = format!("{}-{}", attempt(&longest, u32::MAX), MAX_WORKERS - 1);
         assert_eq!(pod.len(), 63);
-        assert_eq!(server(&longest, WORKERS - 1, u32::MAX).len(), 63);
+        assert_eq!(server(&longest, MAX_WORKERS - 1, u32::MAX).len(), 63);
         assert!(trainers_service(&longest).len() <= 63 && servers_service(&longest).len() <= 63);
         let digits = "7".repeat(NAME_LENGTH);
         assert!(trainers_service(&digits).len() <= 63 && servers_service(&digits).len() <= 63);

@@ -193,16 +193,16 @@ pub enum Error {
 }
 
 /// Trainers that a refusal lists.
-const LISTED: usize = 8;
+const MAX_LISTED_TRAINERS: usize = 8;
 
 /// Who announced a document, in words behind what is wrong with it.
 fn announced(by: &[u16]) -> String {
-    let list: Vec<_> = by.iter().take(LISTED).map(u16::to_string).collect();
+    let list: Vec<_> = by.iter().take(MAX_LISTED_TRAINERS).map(u16::to_string).collect();
     match list.as_slice() {
         [] => String::new(),
         [one] => format!(" (trainer {one} announced it)"),
         list => {
-            let more = if by.len() > LISTED { " and others" } else { "" };
+            let more = if by.len() > MAX_LISTED_TRAINERS { " and others" } else { "" };
             format!(" (trainers {}{more} announced it)", list.join(", "))
         }
     }

@@ -27,7 +27,7 @@ pub struct Inputs {
 }
 
 /// Most tensors that a direction reads.
-const TENSORS: usize = 6;
+const MAX_TENSORS: usize = 6;
 
 /// What one trainer sends for one bundle. A step may have hundreds of thousands of these.
 #[derive(Clone, Debug)]
@@ -38,13 +38,13 @@ pub struct Source {
     pub bytes: u64,
     /// The tensors that the direction reads; where the pieces of each end.
     tensors: &'static [Tensor],
-    ends: [u32; TENSORS],
+    ends: [u32; MAX_TENSORS],
     pieces: Vec<Piece>,
 }
 
 impl Source {
     fn new(rank: RankId, tensors: &'static [Tensor]) -> Self {
-        Self { rank, bytes: 0, tensors, ends: [0; TENSORS], pieces: Vec::new() }
+        Self { rank, bytes: 0, tensors, ends: [0; MAX_TENSORS], pieces: Vec::new() }
     }
 
     /// Pieces of each tensor that has any. `remote` is in the trainer's rows of the phase, `local`

@@ -19,7 +19,7 @@ use crate::turns::Which;
 pub(crate) const MAX_PLANS: usize = u16::MAX as usize / 2;
 
 /// Most slots of a job: the protocol numbers them by 16 bits.
-const MOST_SLOTS: usize = u16::MAX as usize;
+const MAX_SLOTS: usize = u16::MAX as usize;
 
 /// A step with more plans than can be numbered.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, thiserror::Error)]
@@ -49,7 +49,7 @@ pub fn check_plans(nanos: usize, layers: &Layers) -> Result<(), TooManyPlans> {
 }
 
 /// Maximum limits for the largest bundle that are tried, each an eighth less than the one before.
-const SMALLER_BUNDLES: usize = 10;
+const MAX_SMALLER_LIMITS: usize = 10;
 
 /// By nano-batch and then by kind of layers: whether the step has such a phase.
 pub(super) fn has_phases(header: &Header) -> Vec<bool> {
@@ -83,8 +83,8 @@ pub(super) fn has_phases(header: &Header) -> Vec<bool> {
 ///
 /// The header has other numbers of costs than of kinds.
 pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, Error> {
-    if header.slots.len() > MOST_SLOTS {
-        let (count, most) = (header.slots.len() as u64, MOST_SLOTS as u64);
+    if header.slots.len() > MAX_SLOTS {
+        let (count, most) = (header.slots.len() as u64, MAX_SLOTS as u64);
         return Err(Error::TooMany { things: "slots of a job", count, most });
     }
     let kinds = header.layers.kinds();
@@ -147,7 +147,7 @@ fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
     };
     let Err(unfit) = check_memory(plans) else { return Ok(()) };
     let mut reserve = largest(plans);
-    for _ in 0..SMALLER_BUNDLES {
+    for _ in 0..MAX_SMALLER_LIMITS {
         let anew = |(problem, plan): &(Problem, Plan)| {
             let is_small = largest_bundle(problem, plan) <= reserve;
             let plan = match check_beside(problem, plan, reserve) {

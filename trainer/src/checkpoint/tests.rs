@@ -161,9 +161,10 @@ fn a_long_save_says_that_it_goes_on() {
         // What has been said is there.
         said.set(said.get() + 1);
         let written = fs::metadata(&path).unwrap().len() as usize;
-        assert_eq!(written, (said.get() * PART).min(2 * PART + 1));
+        assert_eq!(written, (said.get() * BUSY_EVERY_BYTES).min(2 * BUSY_EVERY_BYTES + 1));
     };
-    write_durable(File::create_new(&path).unwrap(), &vec![1; 2 * PART + 1], &busy).unwrap();
+    write_durable(File::create_new(&path).unwrap(), &vec![1; 2 * BUSY_EVERY_BYTES + 1], &busy)
+        .unwrap();
     assert_eq!(said.get(), 3);
 }
 

@@ -62,7 +62,7 @@ impl Loader {
             return Err(LoaderError::NoTarget);
         }
         let rows = u64::from(settings.trainers.get()) * u64::from(settings.tokens.get());
-        if rows > MOST_ROWS {
+        if rows > MAX_ROWS {
             return Err(LoaderError::TooLarge { rows });
         }
         let starts = corpus
@@ -301,7 +301,7 @@ pub struct Rows {
 }
 
 /// Rows of a stream that its positions and plans can count.
-const MOST_ROWS: u64 = 1 << 31;
+const MAX_ROWS: u64 = 1 << 31;
 
 /// Why there is no loader.
 #[derive(Debug, thiserror::Error)]

@@ -2,7 +2,7 @@
 //!
 //! In and out: rows in flat slices. Nothing here knows a layer.
 //!
-//! Invariant: rows are taken in blocks of [`BLOCK`], sums over rows block by block in order, so the bits
+//! Invariant: rows are taken in blocks of [`ROWS_AT_ONCE`], sums over rows block by block in order, so the bits
 //! do not depend on the number of threads. No function of the system's libm.
 
 use std::sync::Mutex;
@@ -11,7 +11,7 @@ use cadre_kernels::Threads;
 use cadre_kernels::math::{self, dot};
 
 /// Rows that one thread takes at a time.
-const BLOCK: usize = 64;
+const ROWS_AT_ONCE: usize = 64;
 /// Added to the mean square under the root.
 const EPSILON: f32 = 1e-5;
 /// Partial sums of a dot product, so that the compiler may use vectors.
@@ -33,8 +33,8 @@ pub(crate) fn share<T: Send>(threads: Threads, items: Vec<T>, each: impl Fn(T) +
 /// y = x / rms(x) · gain, row by row; `factors` gets 1 / rms(x).
 pub(super) fn norm(threads: Threads, x: &[f32], gain: &[f32], y: &mut [f32], factors: &mut [f32]) {
     let width = gain.len();
-    let rows = y.chunks_mut(width * BLOCK).zip(x.chunks(width * BLOCK));
-    share(threads, rows.zip(factors.chunks_mut(BLOCK)).collect(), |((y, x), factors)| {
+    let rows = y.chunks_mut(width * ROWS_AT_ONCE).zip(x.chunks(width * ROWS_AT_ONCE));
+    share(threads, rows.zip(factors.chunks_mut(ROWS_AT_ONCE)).collect(), |((y, x), factors)| {
         let rows = y.chunks_exact_mut(width).zip(x.chunks_exact(width));
         for ((y, x), factor) in rows.zip(factors) {
             *factor = 1.0 / (dot(x, x) / width as f32 + EPSILON).sqrt();
@@ -54,8 +54,8 @@ pub(super) fn norm_again(
     y: &mut [f32],
 ) {
     let width = gain.len();
-    let rows = y.chunks_mut(width * BLOCK).zip(x.chunks(width * BLOCK));
-    share(threads, rows.zip(factors.chunks(BLOCK)).collect(), |((y, x), factors)| {
+    let rows = y.chunks_mut(width * ROWS_AT_ONCE).zip(x.chunks(width * ROWS_AT_ONCE));
+    share(threads, rows.zip(factors.chunks(ROWS_AT_ONCE)).collect(), |((y, x), factors)| {
         let rows = y.chunks_exact_mut(width).zip(x.chunks_exact(width));
         for ((y, x), factor) in rows.zip(factors) {
             for ((y, x), gain) in y.iter_mut().zip(x).zip(gain) {
@@ -74,9 +74,9 @@ pub(super) fn norm_gradient(
     dgain: &mut [f32],
 ) {
     let width = gain.len();
-    let mut parts = vec![0.0; width * factors.len().div_ceil(BLOCK)];
-    let rows = dx.chunks_mut(width * BLOCK).zip(dy.chunks(width * BLOCK));
-    let rows = rows.zip(x.chunks(width * BLOCK)).zip(factors.chunks(BLOCK));
+    let mut parts = vec![0.0; width * factors.len().div_ceil(ROWS_AT_ONCE)];
+    let rows = dx.chunks_mut(width * ROWS_AT_ONCE).zip(dy.chunks(width * ROWS_AT_ONCE));
+    let rows = rows.zip(x.chunks(width * ROWS_AT_ONCE)).zip(factors.chunks(ROWS_AT_ONCE));
     let blocks = rows.zip(parts.chunks_mut(width)).collect();
     share(threads, blocks, |((((dx, dy), x), factors), part)| {
         let rows = dx.chunks_exact_mut(width).zip(dy.chunks_exact(width));
@@ -103,7 +103,7 @@ pub(super) fn norm_gradient(
 
 /// y = gate · sigmoid(gate) · up; rows of `gate_up` are gate then up.
 pub(super) fn swiglu(threads: Threads, width: usize, gate_up: &[f32], y: &mut [f32]) {
-    let rows = y.chunks_mut(width * BLOCK).zip(gate_up.chunks(2 * width * BLOCK));
+    let rows = y.chunks_mut(width * ROWS_AT_ONCE).zip(gate_up.chunks(2 * width * ROWS_AT_ONCE));
     share(threads, rows.collect(), |(y, gate_up)| {
         for (y, gate_up) in y.chunks_exact_mut(width).zip(gate_up.chunks_exact(2 * width)) {
             let (gate, up) = gate_up.split_at(width);
@@ -116,7 +116,8 @@ pub(super) fn swiglu(threads: Threads, width: usize, gate_up: &[f32], y: &mut [f
 
 /// From dy of [`swiglu`]: `gate_up` becomes its gradient, dy becomes y.
 pub(super) fn swiglu_gradient(threads: Threads, width: usize, gate_up: &mut [f32], dy: &mut [f32]) {
-    let rows = dy.chunks_mut(width * BLOCK).zip(gate_up.chunks_mut(2 * width * BLOCK));
+    let rows =
+        dy.chunks_mut(width * ROWS_AT_ONCE).zip(gate_up.chunks_mut(2 * width * ROWS_AT_ONCE));
     share(threads, rows.collect(), |(dy, gate_up)| {
         for (dy, gate_up) in dy.chunks_exact_mut(width).zip(gate_up.chunks_exact_mut(2 * width)) {
             let (gate, up) = gate_up.split_at_mut(width);
@@ -141,8 +142,8 @@ pub(super) fn cross_entropy(
     targets: &[Option<u8>],
     weight: f32,
 ) -> f64 {
-    let mut losses = vec![0.0_f64; targets.len().div_ceil(BLOCK)];
-    let blocks = logits.chunks_mut(vocabulary * BLOCK).zip(targets.chunks(BLOCK));
+    let mut losses = vec![0.0_f64; targets.len().div_ceil(ROWS_AT_ONCE)];
+    let blocks = logits.chunks_mut(vocabulary * ROWS_AT_ONCE).zip(targets.chunks(ROWS_AT_ONCE));
     share(threads, blocks.zip(&mut losses).collect(), |((logits, targets), loss)| {
         for (logits, target) in logits.chunks_exact_mut(vocabulary).zip(targets) {
             let Some(target) = target else {
@@ -184,7 +185,7 @@ pub(super) fn blocks<'a, T>(
     width: usize,
     beside: &'a [T],
 ) -> Vec<(&'a mut [f32], &'a [T])> {
-    rows.chunks_mut(width * BLOCK).zip(beside.chunks(BLOCK)).collect()
+    rows.chunks_mut(width * ROWS_AT_ONCE).zip(beside.chunks(ROWS_AT_ONCE)).collect()
 }
 
 /// Cosine and sine of `x` ≥ 0, and powers, in f64 by polynomials: the same bits on every machine.

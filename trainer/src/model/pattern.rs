@@ -28,7 +28,7 @@ use super::stack::{Stack, StackError};
 pub struct Pattern(Vec<Option<Word>>);
 
 /// Most query heads of a layer.
-const MOST: u16 = 1_024;
+const MAX_QUERY_HEADS: u16 = 1_024;
 
 /// What a pattern says about one layer.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -147,8 +147,11 @@ impl Word {
             let before = match name {
                 "heads" => {
                     let both = heads_in(value()?).map_err(heads)?;
-                    if both.0 > MOST {
-                        return Err(heads(format!("{} query heads are more than {MOST}", both.0)));
+                    if both.0 > MAX_QUERY_HEADS {
+                        return Err(heads(format!(
+                            "{} query heads are more than {MAX_QUERY_HEADS}",
+                            both.0
+                        )));
                     }
                     word.heads.replace(both).map(|_| ())
                 }

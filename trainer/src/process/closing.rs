@@ -8,12 +8,12 @@
 
 use cadre_worker::session::{Ending, Outcome, finished};
 
-use super::{Process, STOPPED};
+use super::{ENDED_BY_SIGTERM, Process};
 use crate::model::Model;
 use crate::sample;
 
 /// Length of the sample text, in bytes.
-const SAMPLE: usize = 160;
+const SAMPLE_BYTES: usize = 160;
 
 impl Process {
     /// Ends the process's part in the job when no step follows: writes the last checkpoint and
@@ -24,7 +24,9 @@ impl Process {
             Ending::Completed => (Told::Completed, None, 0),
             // Kubernetes takes exit code 0 of a pod for a job that is complete, so a stopped
             // trainer exits otherwise.
-            Ending::Stopped { .. } if self.session.is_pod() => (Told::Stopped, None, STOPPED),
+            Ending::Stopped { .. } if self.session.is_pod() => {
+                (Told::Stopped, None, ENDED_BY_SIGTERM)
+            }
             Ending::Stopped { .. } => (Told::Stopped, None, 0),
             Ending::Failed { reason, bad_input: true } => (Told::Failed, Some(reason), 2),
             Ending::Failed { reason, bad_input: false } => (Told::Failed, Some(reason), 3),
@@ -57,13 +59,14 @@ impl Process {
     fn sample(&self) -> String {
         let (config, stack) =
             (*self.trainer.model().config(), self.trainer.model().stack().clone());
-        let positions = (self.args.prompt.len() + SAMPLE) as u32 + 1;
+        let positions = (self.args.prompt.len() + SAMPLE_BYTES) as u32 + 1;
         let mut model = Model::new(config, stack, positions, self.args.threads);
         let parameters = self.trainer.parameters();
         let prompt = self.args.prompt.as_bytes();
         // The sample computes one row at a time, which does not pay on a GPU.
-        let text = sample::sample(&mut model, parameters, prompt, SAMPLE, 0.7, self.args.seed)
-            .expect("on the CPU a stage does not fail");
+        let text =
+            sample::sample(&mut model, parameters, prompt, SAMPLE_BYTES, 0.7, self.args.seed)
+                .expect("on the CPU a stage does not fail");
         String::from_utf8_lossy(&text).into_owned()
     }
 }

@@ -86,7 +86,7 @@ pub struct TrainArgs {
 }
 
 /// Exit code of a trainer in a pod that was stopped: what a process ended by SIGTERM has.
-const STOPPED: u8 = 143;
+const ENDED_BY_SIGTERM: u8 = 143;
 
 /// Trains until the job ends.
 ///

@@ -19,7 +19,7 @@ use cadre_worker::session::{
 
 use super::record::Record;
 use super::stuck::Noticed;
-use super::{Process, STOPPED, TrainArgs, begins};
+use super::{ENDED_BY_SIGTERM, Process, TrainArgs, begins};
 use crate::checkpoint::{self, CheckpointError, State, Values};
 use crate::corpus::Corpus;
 use crate::loader::{self, Lengths, Loader};
@@ -79,7 +79,7 @@ impl Process {
         };
         let termination = Termination::default();
         if contract.is_pod() {
-            termination.listen(STOPPED.into()).context("cannot be ended in peace")?;
+            termination.listen(ENDED_BY_SIGTERM.into()).context("cannot be ended in peace")?;
         }
         let listener = Greeter::listen(contract.host).map_err(|source| {
             bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))

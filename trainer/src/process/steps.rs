@@ -12,7 +12,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use cadre_worker::session::{
-    ASSEMBLE, Activity, DocumentId, Ending, Lengths as Told, NanoLengths, Next, PlannedStep,
+    ALL_JOIN_WITHIN, Activity, DocumentId, Ending, Lengths as Told, NanoLengths, Next, PlannedStep,
     StepDone, Stretch, Tracer, links::PeerId, notice,
 };
 
@@ -23,7 +23,7 @@ use crate::ring::{Members, Ring, RingError};
 use crate::step::{StepError, Track};
 
 /// Longest wait for the reason of a failure that showed in the all-reduce first.
-const REASON: Duration = Duration::from_secs(3);
+const REASON_WITHIN: Duration = Duration::from_secs(3);
 
 impl Process {
     /// Joins the ring of the all-reduce.
@@ -31,10 +31,11 @@ impl Process {
         let failed = |reason: String| Ending::Failed { reason, bad_input: false };
         // All of it takes no longer than this: a rank has as long, and `stalledAfterSeconds`, until its first call.
         let begun = Instant::now();
-        let left = || ASSEMBLE.saturating_sub(begun.elapsed());
+        let left = || ALL_JOIN_WITHIN.saturating_sub(begun.elapsed());
         let rings = self.session.addresses(left()).map_err(|ended| {
-            let late =
-                || failed(format!("not all trainers were there after {} s", ASSEMBLE.as_secs()));
+            let late = || {
+                failed(format!("not all trainers were there after {} s", ALL_JOIN_WITHIN.as_secs()))
+            };
             ended.unwrap_or_else(late)
         })?;
         let parse = |(peer, address): &(PeerId, String)| {
@@ -212,7 +213,7 @@ impl Process {
     fn cannot_write(&self, error: &dyn std::error::Error) -> Ending {
         self.session.correct(error.to_string());
         let own = || Ending::Failed { reason: error.to_string(), bad_input: true };
-        self.session.ending(REASON).unwrap_or_else(own)
+        self.session.ending(REASON_WITHIN).unwrap_or_else(own)
     }
 
     /// Ends the job after a step that failed here. The reason is the job's if it has one already;
@@ -227,7 +228,7 @@ impl Process {
             | StepError::NotFinite { .. } => {
                 self.session.ending(Duration::ZERO).unwrap_or_else(|| {
                     self.session.fail(error.to_string());
-                    self.session.ending(REASON).unwrap_or(own)
+                    self.session.ending(REASON_WITHIN).unwrap_or(own)
                 })
             }
         }
@@ -235,7 +236,7 @@ impl Process {
 
     /// Ends the job after a broken ring. Whoever broke it is dead, or has a more precise reason, which is waited for.
     fn broken(&self, error: &RingError) -> Ending {
-        self.session.ending(REASON).unwrap_or_else(|| {
+        self.session.ending(REASON_WITHIN).unwrap_or_else(|| {
             let reason = error.to_string();
             self.session.fail(reason.clone());
             Ending::Failed { reason, bad_input: false }

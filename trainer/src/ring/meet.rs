@@ -9,7 +9,7 @@
 //!
 //! The previous trainer says one byte once it knows that it was let in: until then it may call again, so its link
 //! may be replaced; after that it never does. Nobody is believed before the proof, and nobody is waited for: all guests
-//! greet at once, each has [`GREETING`], and [`GUESTS`] at most; then the oldest makes room.
+//! greet at once, each has [`GREETING_WITHIN`], and [`MAX_GUESTS`] at most; then the oldest makes room.
 //!
 //! Invariant: a stranger costs its slot, whatever it says or does not say.
 
@@ -23,20 +23,20 @@ use rustix::event::{PollFd, PollFlags};
 use super::{Links, Members, RingError, ready};
 
 /// Longest greeting, on both sides.
-const GREETING: Duration = Duration::from_secs(5);
+const GREETING_WITHIN: Duration = Duration::from_secs(5);
 /// Guests that greet at once.
-const GUESTS: usize = 64;
+const MAX_GUESTS: usize = 64;
 /// Longest pause between two connection attempts. The first pause is [`SHORTEST_REST`]; each
 /// further one is twice the one before.
 const LONGEST_REST: Duration = Duration::from_secs(1);
 /// See [`LONGEST_REST`].
 const SHORTEST_REST: Duration = Duration::from_millis(10);
 /// Pause of accepting connections after the process ran out of descriptors.
-const DEAF: Duration = Duration::from_millis(100);
+const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 /// Maximum reasons for refusing a connection that are logged, each once.
-const TOLD: usize = 64;
+const MAX_REASONS_TOLD: usize = 64;
 /// Byte that the previous trainer sends once it knows that it was accepted.
-const IN: u8 = 1;
+const ACCEPTED: u8 = 1;
 
 /// Links this trainer with its neighbours.
 pub(super) fn meet(members: &Members<'_>, within: Duration) -> Result<Links, RingError> {
@@ -159,16 +159,16 @@ impl Meeting<'_> {
     fn next_timer(&self, now: Instant) -> Option<Instant> {
         let next = match &self.next {
             Next::Resting { until, .. } => Some(*until),
-            Next::Calling { caller, .. } => Some(caller.since() + GREETING),
+            Next::Calling { caller, .. } => Some(caller.since() + GREETING_WITHIN),
             Next::Stands(_) => None,
         };
-        let guest = self.guests.front().map(|it| it.since() + GREETING);
+        let guest = self.guests.front().map(|it| it.since() + GREETING_WITHIN);
         let deaf = Some(self.deaf_until).filter(|it| *it > now);
         [next, guest, deaf].into_iter().flatten().min()
     }
 
     fn end_what_is_late(&mut self, now: Instant) {
-        let late = |since: Instant| since + GREETING <= now;
+        let late = |since: Instant| since + GREETING_WITHIN <= now;
         if let Next::Calling { caller, rest } = &self.next
             && late(caller.since())
         {
@@ -199,7 +199,7 @@ impl Meeting<'_> {
     fn rest(&mut self, rest: Duration, why: &str) {
         let (peer, address) = self.members.trainers[self.to];
         let reason = format!("{peer} at {address}: {why}");
-        if self.told.len() < TOLD && self.told.insert(reason.clone()) {
+        if self.told.len() < MAX_REASONS_TOLD && self.told.insert(reason.clone()) {
             tracing::info!("the gradient ring connects again: {reason}");
         }
         self.last[0] = Some(reason);
@@ -219,7 +219,7 @@ impl Meeting<'_> {
                     return;
                 };
                 let mut stream = caller.into_stream();
-                match stream.write_all(&[IN]) {
+                match stream.write_all(&[ACCEPTED]) {
                     Ok(()) => self.next = Next::Stands(stream),
                     Err(error) => self.rest(rest, &error.to_string()),
                 }
@@ -230,7 +230,7 @@ impl Meeting<'_> {
 
     /// Takes in guests, as many as have a slot; the others have their turn in the next round.
     fn take_in(&mut self, now: Instant) {
-        for _ in 0..GUESTS {
+        for _ in 0..MAX_GUESTS {
             let (stream, address) = match self.members.listener.accept() {
                 Ok(guest) => guest,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
@@ -241,11 +241,11 @@ impl Meeting<'_> {
                     // Frees the descriptor of the oldest guest, which may be the one that accept
                     // lacked.
                     self.guests.pop_front();
-                    self.deaf_until = now + DEAF;
+                    self.deaf_until = now + ACCEPT_AGAIN_AFTER;
                     return;
                 }
             };
-            if self.guests.len() >= GUESTS {
+            if self.guests.len() >= MAX_GUESTS {
                 self.guests.pop_front();
             }
             // A connection that is broken already is dropped.
@@ -287,7 +287,7 @@ impl Meeting<'_> {
     }
 
     fn turned_away(&mut self, guest: &Guest, why: &str) {
-        if self.told.len() < TOLD && self.told.insert(why.to_owned()) {
+        if self.told.len() < MAX_REASONS_TOLD && self.told.insert(why.to_owned()) {
             tracing::warn!("{} was refused by the gradient ring: {why}", guest.address());
         }
         self.last[1] = Some(format!("{}: {why}", guest.address()));
@@ -298,7 +298,7 @@ impl Meeting<'_> {
         let Some(mut stream) = self.let_in.take() else { return };
         let mut said = [0];
         match stream.read(&mut said) {
-            Ok(1) if said == [IN] => {
+            Ok(1) if said == [ACCEPTED] => {
                 self.previous = Some(stream);
                 self.guests.clear();
             }

@@ -20,11 +20,11 @@ use super::exchange::Exchange;
 use super::output::Planned;
 use super::shared::peer_of;
 use super::telling;
-use super::{Asked, FAREWELL, Io, Notice, Request};
+use super::{Asked, Io, LAST_WORDS_WITHIN, Notice, Request};
 use crate::launch::{Done, PhaseRows};
 
 /// Reasons for turning somebody away that are remembered, so that each is told once.
-const TOLD: usize = 256;
+const MAX_REASONS_TOLD: usize = 256;
 
 /// When this process leaves: a peer that cannot be reached so often in a row has left, too.
 const GONE_AFTER_BREAKS: u32 = 2;
@@ -95,7 +95,7 @@ impl<P: Exchange> Io<P> {
             Request::Fail(reason) => self.fail(reason, false),
             Request::Refuse(reason) => self.fail(reason, true),
             Request::Leave => {
-                let until = shared.now().after(FAREWELL);
+                let until = shared.now().after(LAST_WORDS_WITHIN);
                 if self.leaving.is_none()
                     && let Some(left) = self.trainer.as_ref().and_then(|it| it.standing.leaves())
                 {
@@ -276,7 +276,8 @@ impl<P: Exchange> Io<P> {
             Wire::Broken { reason } => self.shared.broke(&reason),
             // Who is turned away tries again and again.
             Wire::Refused { from, reason }
-                if self.turned_away.len() >= TOLD || self.turned_away.contains(&reason) =>
+                if self.turned_away.len() >= MAX_REASONS_TOLD
+                    || self.turned_away.contains(&reason) =>
             {
                 tracing::debug!("{from} was turned away again: {reason}");
             }

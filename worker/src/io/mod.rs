@@ -71,10 +71,10 @@ const LONGEST_SLEEP: Duration = Duration::from_millis(200);
 
 /// Requests, and outputs of machines, that are handed on before links and deadlines have their turn. A step of many documents brings
 /// hundreds of thousands: meanwhile this process is to be heard.
-const TURN: usize = 512;
+const MAX_REQUESTS_A_TURN: usize = 512;
 
 /// Longest that a process which leaves waits until its last words were heard.
-const FAREWELL: Nanos = Nanos::from_millis(2_000);
+const LAST_WORDS_WITHIN: Nanos = Nanos::from_millis(2_000);
 
 /// The thread's state.
 pub struct Io<P: Exchange> {
@@ -219,7 +219,7 @@ impl<P: Exchange> Io<P> {
         self.report();
         self.drain();
         self.outlets.flush();
-        let is_done = asked < TURN && settled == Settled::All;
+        let is_done = asked < MAX_REQUESTS_A_TURN && settled == Settled::All;
         Turn::Sleep(if is_done { self.sleep() } else { Duration::ZERO })
     }
 
@@ -227,7 +227,7 @@ impl<P: Exchange> Io<P> {
     fn take_requests(&mut self) -> usize {
         let mut ran = Vec::new();
         let mut count = 0;
-        while count < TURN
+        while count < MAX_REQUESTS_A_TURN
             && let Ok(asked) = self.requests.try_recv()
         {
             count += 1;
@@ -247,7 +247,7 @@ impl<P: Exchange> Io<P> {
     pub fn receive(&mut self, timeout: Duration, events: &mut Vec<cadre_exchange::Event>) {
         self.shared.provider.poll(timeout, events);
         for (index, event) in events.drain(..).enumerate() {
-            if index % TURN == TURN - 1 {
+            if index % MAX_REQUESTS_A_TURN == MAX_REQUESTS_A_TURN - 1 {
                 self.tick();
             }
             self.event(event);

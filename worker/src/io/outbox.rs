@@ -12,13 +12,13 @@ use cadre_step::envelope::{Ending, Said};
 
 use super::exchange::Exchange;
 use super::output::{Output, Planned, Side};
-use super::{FAREWELL, Io, Notice, Settled, TURN};
+use super::{Io, LAST_WORDS_WITHIN, MAX_REQUESTS_A_TURN, Notice, Settled};
 use crate::launch::Work;
 
 impl<P: Exchange> Io<P> {
     /// Hands on what one side gives to another, as far as a turn goes.
     pub(super) fn settle(&mut self) -> Settled {
-        for _ in 0..TURN {
+        for _ in 0..MAX_REQUESTS_A_TURN {
             let Some(output) = self.shared.outputs.take() else { return Settled::All };
             self.hand_on(output);
         }
@@ -194,7 +194,7 @@ impl<P: Exchange> Io<P> {
             }
             // They have to hear it.
             let now = self.shared.now();
-            self.leaving = self.leaving.map(|_| now.after(FAREWELL));
+            self.leaving = self.leaving.map(|_| now.after(LAST_WORDS_WITHIN));
         }
         // A main thread that stands still says no last words: what ends it is the controller.
         if let Ending::Failed { reason, .. } = &ending

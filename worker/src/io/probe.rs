@@ -21,29 +21,29 @@ use crate::memory::{self, Place as _};
 /// Name of the region: no step has this number.
 pub(super) const KEY: RegionKey = RegionKey([u32::MAX; 4]);
 /// Bytes of the region, and of the pull that tells the bandwidth while there are few trainers.
-const MOST: u64 = 4 << 20;
+const MAX_PULL_BYTES: u64 = 4 << 20;
 /// Bytes that a server pulls from all trainers together, about.
-const ALTOGETHER: u64 = 256 << 20;
+const ALL_PULLS_BYTES: u64 = 256 << 20;
 /// Least bytes that tell a bandwidth, where there are many trainers.
-const LEAST: u64 = 256 << 10;
+const MIN_PULL_BYTES: u64 = 256 << 10;
 /// Bytes of the first pull that tells a bandwidth; how many times as long the next one is, and beyond the delay within what time
 /// the one before has to come for that, at the second try at the latest.
-const FIRST: u64 = 16 << 10;
-const TIMES: u64 = 32;
-const FAST: Duration = Duration::from_millis(30);
+const FIRST_PULL_BYTES: u64 = 16 << 10;
+const PULL_GROWTH: u64 = 32;
+const GROWS_WITHIN: Duration = Duration::from_millis(30);
 /// Bytes of one row.
-const ROW: u64 = 512;
+const ROW_BYTES: u64 = 512;
 /// Longest wait for a pull; a trainer that is slower is not reached.
-const DEADLINE: Duration = Duration::from_secs(10);
+const PULL_DEADLINE: Duration = Duration::from_secs(10);
 /// Longest wait for a path that is being found out.
-const FINDING: Duration = Duration::from_secs(5);
+const PATH_FOUND_WITHIN: Duration = Duration::from_secs(5);
 /// How often it is looked whether it is found, and whether paths have changed since they were measured.
-const NAP: Duration = Duration::from_millis(50);
-const LOOKS: Duration = Duration::from_secs(1);
+const PATH_LOOK_EVERY: Duration = Duration::from_millis(50);
+const PATHS_CHECKED_EVERY: Duration = Duration::from_secs(1);
 
 /// Publishes what servers read of a trainer.
 pub(super) fn publish(shared: &mut Shared<impl Exchange>) {
-    match shared.provider.place().hold(memory::rows(MOST as usize)) {
+    match shared.provider.place().hold(memory::rows(MAX_PULL_BYTES as usize)) {
         Ok(rows) => shared.provider.publish(KEY, &rows),
         Err(why) => shared.broke(&why),
     }
@@ -91,7 +91,8 @@ impl Probing {
         if self.current.is_some() || self.finding.is_some() || !self.done.is_empty() {
             return;
         }
-        self.bytes = (ALTOGETHER / trainers.len().max(1) as u64).clamp(LEAST, MOST);
+        self.bytes =
+            (ALL_PULLS_BYTES / trainers.len().max(1) as u64).clamp(MIN_PULL_BYTES, MAX_PULL_BYTES);
         self.waiting = trainers.into();
         self.next(shared);
     }
@@ -113,19 +114,19 @@ impl Probing {
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         match (stage, result) {
             (Stage::Link, Ok(_)) => {
-                self.finding = Some((peer, shared.clock.moment() + FINDING));
+                self.finding = Some((peer, shared.clock.moment() + PATH_FOUND_WITHIN));
                 self.look(shared);
             }
-            (Stage::Path, Ok(_)) => self.pull(shared, peer, Stage::Delay, ROW),
+            (Stage::Path, Ok(_)) => self.pull(shared, peer, Stage::Delay, ROW_BYTES),
             (Stage::Delay, Ok(_)) => {
                 (self.microseconds, self.again) = (micros, false);
-                self.pull(shared, peer, Stage::Bandwidth, FIRST.min(self.bytes));
+                self.pull(shared, peer, Stage::Bandwidth, FIRST_PULL_BYTES.min(self.bytes));
             }
             (Stage::Bandwidth, Ok(_)) => {
                 let delay = Duration::from_micros(self.microseconds.into());
-                let fast = took.saturating_sub(delay) < FAST;
+                let fast = took.saturating_sub(delay) < GROWS_WITHIN;
                 if bytes < self.bytes && (fast || !self.again) {
-                    let next = if fast { self.bytes.min(bytes * TIMES) } else { bytes };
+                    let next = if fast { self.bytes.min(bytes * PULL_GROWTH) } else { bytes };
                     self.again = !fast;
                     self.pull(shared, peer, Stage::Bandwidth, next);
                 } else {
@@ -150,7 +151,7 @@ impl Probing {
         if let Some((peer, until)) = self.finding {
             if shared.provider.path(peer).is_some() || until <= now {
                 self.finding = None;
-                self.pull(shared, peer, Stage::Path, ROW);
+                self.pull(shared, peer, Stage::Path, ROW_BYTES);
             }
             return;
         }
@@ -158,7 +159,7 @@ impl Probing {
         {
             return;
         }
-        self.look_at = Some(now + LOOKS);
+        self.look_at = Some(now + PATHS_CHECKED_EVERY);
         let is_other =
             |peer, said: &str| shared.provider.path(peer).is_some_and(|path| path != said);
         let changed = self.done.iter().filter(|it| is_other(*it.0, &it.1.path)).map(|it| *it.0);
@@ -168,7 +169,7 @@ impl Probing {
 
     /// For how long there is nothing to look at.
     pub(super) fn rest(&self) -> Duration {
-        if self.finding.is_some() { NAP } else { LOOKS }
+        if self.finding.is_some() { PATH_LOOK_EVERY } else { PATHS_CHECKED_EVERY }
     }
 
     fn is_idle(&self) -> bool {
@@ -177,7 +178,7 @@ impl Probing {
 
     fn next(&mut self, shared: &mut Shared<impl Exchange>) {
         if let Some(peer) = self.waiting.pop_front() {
-            self.pull(shared, peer, Stage::Link, ROW);
+            self.pull(shared, peer, Stage::Link, ROW_BYTES);
         }
     }
 
@@ -188,7 +189,7 @@ impl Probing {
         };
         let began = shared.clock.moment();
         let pieces = vec![Piece { remote: 0, local: 0, bytes }];
-        let request = PullRequest { peer, key: KEY, pieces, landing, patience: DEADLINE };
+        let request = PullRequest { peer, key: KEY, pieces, landing, patience: PULL_DEADLINE };
         let id = shared.pull_region(request);
         self.current = Some(Pull { id, stage, peer, landing, bytes, began });
     }

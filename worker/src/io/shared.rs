@@ -36,7 +36,7 @@ use crate::trace::Tracer;
 const KEPT_INCARNATIONS: usize = 2;
 
 /// Room for an envelope; most are shorter.
-const MESSAGE_BYTES: usize = 64;
+const ENVELOPE_ROOM_BYTES: usize = 64;
 
 /// A step that runs, with the assignments of its rounds so far.
 #[derive(Debug)]
@@ -121,7 +121,7 @@ impl<P: Exchange> Shared<P> {
             groups: BTreeMap::new(),
             next_group: 0,
             refused: 0,
-            message: Vec::with_capacity(MESSAGE_BYTES),
+            message: Vec::with_capacity(ENVELOPE_ROOM_BYTES),
         }
     }
 

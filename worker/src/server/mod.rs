@@ -55,7 +55,7 @@ pub struct ServerArgs {
 }
 
 /// Longest wait until the controller has read the last messages.
-const FAREWELL: Duration = Duration::from_secs(1);
+const LAST_MESSAGES_WITHIN: Duration = Duration::from_secs(1);
 
 /// Serves until the controller lets it go.
 ///
@@ -149,7 +149,7 @@ fn serve<P: Exchange + Send + 'static>(
         sender.send(farewell(me, why)).ok();
     }
     sender.send(proto::Drained {}).ok();
-    sender.leave(FAREWELL).ok();
+    sender.leave(LAST_MESSAGES_WITHIN).ok();
     Ok(served.map_or_else(After::Failed, |()| after))
 }
 

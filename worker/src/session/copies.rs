@@ -3,8 +3,8 @@
 //! In: phases whose rows are being copied to the host, and whatever is to be asked behind them. Out: their rows, turned, to the IO thread,
 //! in the order of the calls. Results go the other way without it.
 //!
-//! At most [`MOST`] wait for the thread; whoever asks for one more waits until it has taken one. Invariant: once there is such a thread,
-//! every phase of the rank goes through it.
+//! At most [`MAX_WAITING_PHASES`] wait for the thread; whoever asks for one more waits until it has taken one. Invariant: once there is
+//! such a thread, every phase of the rank goes through it.
 
 use std::sync::mpsc::{SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
@@ -36,7 +36,7 @@ impl From<device::Error> for NotStarted {
 }
 
 /// Phases that wait for their rows.
-const MOST: usize = 16;
+const MAX_WAITING_PHASES: usize = 16;
 
 /// See the module.
 pub(super) struct Copies<M> {
@@ -70,7 +70,7 @@ impl<M: Memory> Copies<M> {
         handle: Handle<M>,
     ) -> Result<Self, NotStarted> {
         let (down, up) = (Mutex::new(Ferry::new(gpu)?), Mutex::new(Ferry::new(gpu)?));
-        let (queue, items) = sync_channel(MOST);
+        let (queue, items) = sync_channel(MAX_WAITING_PHASES);
         let run = move || {
             let guard = Guard::new("copies", &handle.line());
             for item in items {

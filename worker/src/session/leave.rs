@@ -13,10 +13,10 @@ use crate::io::Request;
 /// Least time between two messages that say that a rank is busy.
 const BUSY_EVERY: Duration = Duration::from_secs(1);
 /// Longest wait for the controller to read the last words.
-const FAREWELL: Duration = Duration::from_secs(2);
+const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
 /// That of a rank in a pod that is done: an operator that takes over a lease (15 to 18 s) learns the last figures too, also
 /// where the rank meets the address of the dead one once more before (5 s).
-const LONG_FAREWELL: Duration = Duration::from_secs(30);
+const POD_LAST_WORDS_WITHIN: Duration = Duration::from_secs(30);
 
 /// What a rank leaves behind.
 #[derive(Clone, Debug)]
@@ -115,7 +115,9 @@ impl Session {
         if self.control.send(finished).is_ok() {
             // The exit code says it too, if the controller is away.
             let is_done = self.pod && exit_code == 0;
-            self.control.leave(if is_done { LONG_FAREWELL } else { FAREWELL }).ok();
+            self.control
+                .leave(if is_done { POD_LAST_WORDS_WITHIN } else { LAST_WORDS_WITHIN })
+                .ok();
         }
         let ended = io.map_or(Ok(()), |it| it.join().map(drop));
         ended.map_err(|_| Panicked { rank: self.rank.rank() })
@@ -129,7 +131,7 @@ impl Drop for Session {
         let rank = self.rank.rank();
         self.rank.fail(format!("rank {rank} dropped its session; call leave at the end"));
         // The reason has to be out first.
-        self.rank.ending(FAREWELL);
+        self.rank.ending(LAST_WORDS_WITHIN);
         self.rank.line().send(Request::Leave);
         if io.join().is_err() {
             tracing::error!("{}", Panicked { rank });

@@ -65,7 +65,7 @@ pub use self::rows::{Rows, RowsMut};
 
 // What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and of this one
 // `cadre_worker::process` alone beside. `scripts/purity` holds the reference trainer to it.
-pub use crate::attach::{ASSEMBLE, Contract};
+pub use crate::attach::{ALL_JOIN_WITHIN, Contract};
 pub use crate::headers;
 pub use crate::io::exchange::Choice as ExchangeChoice;
 pub use crate::launch::{heads as kernel_heads, mask as kernel_mask};

@@ -27,7 +27,7 @@ use super::call::{Error, Outputs, Sizes};
 use super::lock;
 use super::merging::Merging;
 use super::{Next, PhaseAt};
-use crate::compute::{Account, Compute, FLYING, Progress};
+use crate::compute::{Account, Compute, LAUNCH_LOOK_EVERY, Progress};
 use crate::io::queues::{Notices, Owed, lost};
 use crate::io::whole::Whole;
 use crate::io::{Handle, Notice, Request};
@@ -330,7 +330,7 @@ impl<M: Memory> Takes<'_, M> {
         let waiting = self.waiting.0;
         let Taking { notices, compute, .. } = &mut *self.taking;
         if progress == Progress::Flying {
-            if let Ok(notice) = notices.recv_timeout(FLYING) {
+            if let Ok(notice) = notices.recv_timeout(LAUNCH_LOOK_EVERY) {
                 waiting.take(notice, compute);
                 waiting.wake();
             }

@@ -9,7 +9,7 @@ use crate::facts::{Life, ago, life};
 use crate::seen::Seen;
 
 /// Seconds within which the operator has answered a change.
-const ANSWERS: i64 = 30;
+const ANSWERS_WITHIN_SECONDS: i64 = 30;
 
 /// What keeps the operator from an object that it has not looked at since its last change.
 pub(super) fn behind(seen: &Seen, meta: &ObjectMeta, answered: i64) -> Option<Finding> {
@@ -17,8 +17,8 @@ pub(super) fn behind(seen: &Seen, meta: &ObjectMeta, answered: i64) -> Option<Fi
         return None;
     }
     let what = "operator";
-    let fresh =
-        newest_change(meta).is_some_and(|it| it.as_second() + ANSWERS > seen.now.as_second());
+    let fresh = newest_change(meta)
+        .is_some_and(|it| it.as_second() + ANSWERS_WITHIN_SECONDS > seen.now.as_second());
     if seen.unread.iter().any(|it| it.starts_with("operator")) {
         let says =
             "it has not looked at the last change of the object, and its pods may not be read";
@@ -42,7 +42,9 @@ pub(super) fn behind(seen: &Seen, meta: &ObjectMeta, answered: i64) -> Option<Fi
         )));
     }
     let renewed = seen.leases.iter().filter_map(|it| it.spec.as_ref()?.renew_time.as_ref()).max();
-    if let Some(renewed) = renewed.filter(|it| it.0.as_second() + ANSWERS < seen.now.as_second()) {
+    if let Some(renewed) =
+        renewed.filter(|it| it.0.as_second() + ANSWERS_WITHIN_SECONDS < seen.now.as_second())
+    {
         let says = format!("no operator leads since {}", ago(renewed.0, seen.now));
         return Some(Finding::new(what, Verdict::Bad, says).with(Some("read the log of its pods")));
     }

@@ -12,20 +12,20 @@ use crate::facts::{
 use crate::seen::{Seen, annotation, name, namespace};
 
 /// Maximum pods that are explained one by one; the others are only counted.
-const TOLD: usize = 8;
+const MAX_PODS_TOLD: usize = 8;
 /// Seconds beyond its grace period after which a pod that should be gone is stuck.
-const OVERDUE: i64 = 10;
+const STUCK_AFTER_SECONDS: i64 = 10;
 /// Seconds after which a pod that gets ready is slow.
-const SLOW: i64 = 300;
+const SLOW_AFTER_SECONDS: i64 = 300;
 
 /// Findings about pods, the worst first.
 pub(super) fn all(seen: &Seen, what: &str, pods: &[&Pod]) -> Vec<Finding> {
     let mut found: Vec<Finding> = pods.iter().filter_map(|it| one(seen, it)).collect();
     found.sort_by_key(|it| std::cmp::Reverse(it.verdict));
     let fine = pods.len() - found.len();
-    let more = found.len().saturating_sub(TOLD);
-    let rest = found.get(TOLD).map(|it| it.verdict);
-    found.truncate(TOLD);
+    let more = found.len().saturating_sub(MAX_PODS_TOLD);
+    let rest = found.get(MAX_PODS_TOLD).map(|it| it.verdict);
+    found.truncate(MAX_PODS_TOLD);
     if let Some(verdict) = rest {
         found.push(Finding::new(format!("{more} more {what}"), verdict, "are not fine either"));
     }
@@ -92,7 +92,7 @@ fn starting(seen: &Seen, pod: &Pod, what: String) -> Finding {
     }
     let since = pod.status.as_ref().and_then(|it| it.start_time.as_ref()).map(|it| it.0);
     let age = since.map_or_else(|| "some time".to_owned(), |it| ago(it, seen.now));
-    let slow = since.is_some_and(|it| it.as_second() + SLOW <= seen.now.as_second());
+    let slow = since.is_some_and(|it| it.as_second() + SLOW_AFTER_SECONDS <= seen.now.as_second());
     let running =
         containers(pod).any(|it| it.state.as_ref().is_some_and(|state| state.running.is_some()));
     let verdict = if slow { Verdict::Bad } else { Verdict::Waiting };
@@ -109,7 +109,7 @@ fn leaving(seen: &Seen, pod: &Pod, what: String) -> Finding {
     let until = pod.metadata.deletion_timestamp.as_ref().map_or(seen.now, |it| it.0);
     let why = annotation(&pod.metadata, ANNOTATION_DRAIN)
         .map_or_else(String::new, |it| format!(": {it}"));
-    if until.as_second() + OVERDUE <= seen.now.as_second() {
+    if until.as_second() + STUCK_AFTER_SECONDS <= seen.now.as_second() {
         let says = format!("should be gone since {}{why}", ago(until, seen.now));
         return Finding::new(what, Verdict::Bad, says)
             .with(Some("its node does not answer; repair it, or delete the pod with --force"));

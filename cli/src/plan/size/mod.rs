@@ -34,7 +34,7 @@ use report::Report;
 /// The calibration that times are estimated with where a job has none.
 pub(crate) const NOMINAL_PROFILE: &str = "h200-hopper";
 /// Steps that are drawn.
-const STEPS: u64 = 8;
+const DRAWN_STEPS: u64 = 8;
 
 /// Why a job cannot be sized.
 #[derive(Debug, thiserror::Error)]

@@ -26,7 +26,7 @@ use super::draw::{Drawn, Machine};
 use super::{Job, Model, SizeError};
 
 /// No limit.
-const PLENTY: u64 = u64::MAX >> 4;
+const UNLIMITED_BYTES: u64 = u64::MAX >> 4;
 
 /// Lengths of the documents of a step, by micro-batch and rank. Ranks may have other numbers of micro-batches.
 pub(crate) type Documents = Vec<Vec<Vec<u32>>>;
@@ -111,8 +111,8 @@ impl Watched {
             processes_per_node: 1,
             in_place: self.servers == 0,
             replicas: self.servers,
-            memory: PLENTY,
-            trainer_memory: PLENTY,
+            memory: UNLIMITED_BYTES,
+            trainer_memory: UNLIMITED_BYTES,
             wire: self.wire,
             kv_heads: KvHeads::Apart,
             on_pool_loss: OnPoolLoss::Fail,
@@ -182,7 +182,11 @@ pub(super) fn at_home(problem: &Problem) -> Problem {
     let ranks = (0..problem.layout.ranks().len() as u32).map(RankId);
     let speed = |rank| problem.slots.iter().find(|it| it.home == Some(rank)).map(|it| it.weight);
     let weight = |rank| speed(rank).unwrap_or(NOMINAL_WEIGHT);
-    let slot =
-        |rank| Slot { weight: weight(rank), head_start: 0, home: Some(rank), memory: PLENTY };
+    let slot = |rank| Slot {
+        weight: weight(rank),
+        head_start: 0,
+        home: Some(rank),
+        memory: UNLIMITED_BYTES,
+    };
     Problem { slots: ranks.map(slot).collect(), ..problem.clone() }
 }

@@ -11,12 +11,12 @@ use cadre_step::layers::Kind;
 use super::draw::Drawn;
 use super::{Job, SizeError};
 
-const WIDTH: f64 = 960.0;
-const BARS: f64 = 720.0;
-const LEFT: f64 = 110.0;
-const TITLE: f64 = 34.0;
+const PICTURE_WIDTH: f64 = 960.0;
+const BARS_WIDTH: f64 = 720.0;
+const BARS_LEFT: f64 = 110.0;
+const TITLE_HEIGHT: f64 = 34.0;
 /// A document with less of a bar than this share is drawn with the rest.
-const SHARE: f64 = 0.01;
+const LEAST_DRAWN_SHARE: f64 = 0.01;
 
 /// A bar: its name and the cost of each document in it.
 type Bar = (String, Vec<(DocumentId, f64)>);
@@ -50,11 +50,11 @@ pub(crate) fn of_plan(name: &str, problem: &Problem, plan: &Plan) -> String {
 fn svg(name: &str, halves: &[(String, Vec<Bar>)], pictures: usize) -> String {
     let bars: Vec<&Bar> = halves.iter().flat_map(|it| &it.1).collect();
     let height = (360.0 * pictures as f64 / bars.len() as f64).clamp(2.0, 22.0);
-    let total = halves.len() as f64 * TITLE + bars.len() as f64 * height + 20.0;
+    let total = halves.len() as f64 * TITLE_HEIGHT + bars.len() as f64 * height + 20.0;
     let long = |bar: &&Bar| bar.1.iter().map(|it| it.1).sum::<f64>();
-    let scale = BARS / bars.iter().map(long).fold(1.0, f64::max);
+    let scale = BARS_WIDTH / bars.iter().map(long).fold(1.0, f64::max);
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {total:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {PICTURE_WIDTH} {total:.0}\" font-family=\"sans-serif\" font-size=\"11\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>\n"
     );
     let mut y = 0.0;
@@ -65,7 +65,7 @@ fn svg(name: &str, halves: &[(String, Vec<Bar>)], pictures: usize) -> String {
             y + 22.0,
             escape(name)
         );
-        y += TITLE;
+        y += TITLE_HEIGHT;
         for (name, documents) in bars {
             bar(&mut svg, (y, height), scale, name, documents);
             y += height;
@@ -86,7 +86,7 @@ fn bar(
     if height >= 9.0 {
         let _ = writeln!(svg, "<text x=\"8\" y=\"{:.1}\">{name}</text>", y + 0.75 * height);
     }
-    let mut x = LEFT;
+    let mut x = BARS_LEFT;
     let mut rest = 0.0;
     let mut part = |cost: f64, colour: &str| {
         let width = cost * scale;
@@ -99,7 +99,7 @@ fn bar(
         x += width;
     };
     for &(document, cost) in documents {
-        if cost < SHARE * all {
+        if cost < LEAST_DRAWN_SHARE * all {
             rest += cost;
             continue;
         }

@@ -5,11 +5,11 @@ use cadre_step::conduct::NOMINAL_WEIGHT;
 use serde::Serialize;
 
 use super::draw::{Drawn, Layer, Machine};
-use super::{Job, STEPS, SizeError};
+use super::{DRAWN_STEPS, Job, SizeError};
 use crate::printed;
 
 /// Share of a step that may wait for links before the pool is said not to fit.
-const EXPOSED: f64 = 0.10;
+const MAX_EXPOSED_SHARE: f64 = 0.10;
 
 /// Under the names of the JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -82,7 +82,7 @@ pub(super) fn servers_needed(job: &Job, machine: &Machine) -> Result<u64, SizeEr
     let speed = |it: u32| f64::from(*job.weights[0].get(it as usize).unwrap_or(&NOMINAL_WEIGHT));
     let mean = (0..probe).map(speed).sum::<f64>() / f64::from(probe.max(1)) / nominal;
     let mut needed = 0;
-    for step in 0..STEPS {
+    for step in 0..DRAWN_STEPS {
         for drawn in Drawn::all(&roomy, probe, step)? {
             let problem = &drawn.problem;
             let work = drawn.work() as f64;
@@ -149,7 +149,7 @@ impl Report {
         };
         match Speeds::new(job, machine, (servers, report.tokens_per_step)) {
             Ok(speeds) => {
-                if speeds.exposed_communication > EXPOSED {
+                if speeds.exposed_communication > MAX_EXPOSED_SHARE {
                     report.because.push(format!(
                         "links are the bottleneck: {:.0} % of a step waits for them; use more nano-batches, faster links or more trainers in place",
                         100.0 * speeds.exposed_communication
@@ -222,7 +222,7 @@ impl Speeds {
         let others = job.stack.layers() - usize::from(job.stack.core().count());
         let others = 3.0 * machine.feed(job) * others as f64;
         let (mut speeds, mut times, mut all) = (Self::default(), Vec::new(), Layer::default());
-        for step in 0..STEPS {
+        for step in 0..DRAWN_STEPS {
             let mut time = others * f64::from(nanos);
             let plans = Drawn::all(job, servers, step)?;
             for (drawn, layers) in plans.iter().zip(having(job).cycle()) {

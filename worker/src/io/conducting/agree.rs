@@ -22,7 +22,7 @@ pub(super) const LENGTHS_AHEAD: u64 = 4;
 /// From the first trainer that stands still until the job ends: those that stand with it are named, too.
 pub(super) const STANDING_TOGETHER: Nanos = Nanos::from_millis(5_000);
 /// Trainers that stand still and are named.
-const NAMED: usize = 8;
+const MAX_NAMED_TRAINERS: usize = 8;
 
 impl Conducting {
     /// A trainer tells what it holds of a step: of each once, in their order. Whoever counts the steps otherwise than the job
@@ -102,9 +102,12 @@ impl Conducting {
             self.standing_until = Some(shared.now().after(STANDING_TOGETHER));
             return;
         }
-        let mut named: Vec<_> = self.standing.values().take(NAMED).cloned().collect();
-        if self.standing.len() > NAMED {
-            named.push(format!("{} others stand still, too", self.standing.len() - NAMED));
+        let mut named: Vec<_> = self.standing.values().take(MAX_NAMED_TRAINERS).cloned().collect();
+        if self.standing.len() > MAX_NAMED_TRAINERS {
+            named.push(format!(
+                "{} others stand still, too",
+                self.standing.len() - MAX_NAMED_TRAINERS
+            ));
         }
         let remedy = if self.left.is_empty() {
             "look where the main thread of its process is, or raise spec.failurePolicy.stalledAfterSeconds"

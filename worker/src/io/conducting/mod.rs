@@ -110,7 +110,7 @@ pub struct Conducting {
 }
 
 /// Longest wait of the first header for servers that are still starting.
-const PATIENCE: Nanos = Nanos::from_millis(20_000);
+const SERVERS_START_WITHIN: Nanos = Nanos::from_millis(20_000);
 
 impl Conducting {
     /// The conductor of the job of `draft`, from step `first` on. Of what the controller says of the `job` it takes the faults, and
@@ -148,7 +148,7 @@ impl Conducting {
             firing: BTreeSet::new(),
             stop: None,
             pool_lost: BTreeSet::new(),
-            patience: Some(now.after(PATIENCE)),
+            patience: Some(now.after(SERVERS_START_WITHIN)),
             begins: None,
             ending: None,
         }

@@ -27,8 +27,8 @@ fn lengths(step: u64, rank: u16) -> Said {
 fn the_wait_for_servers_ends_once_and_wakes_nobody_afterwards() {
     let mut job = Job::new();
     let deadline = job.conducting.next_deadline().unwrap();
-    assert!(deadline <= PATIENCE);
-    let later = PATIENCE.after(Nanos::from_millis(5_000));
+    assert!(deadline <= SERVERS_START_WITHIN);
+    let later = SERVERS_START_WITHIN.after(Nanos::from_millis(5_000));
     job.nanos.store(later.0, Ordering::Relaxed);
     job.conducting.handle(&mut job.shared, Event::Tick);
     // A deadline that has passed and stays would have the IO thread spin until the last step.

@@ -7,7 +7,7 @@ use cadre_protocol::{Peer, conductor, server, trainer};
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 use cadre_step::header::Header;
 
-use super::TOLD;
+use super::MAX_REASONS_TOLD;
 use crate::io::Io;
 use crate::io::exchange::Exchange;
 use crate::io::outbox::reason_of;
@@ -165,7 +165,8 @@ impl<P: Exchange> Io<P> {
 
     /// Somebody says what only others may say: nothing changes, and it is warned of once.
     fn disbelieve(&mut self, from: Peer, what: &'static str) {
-        let told = self.disbelieved.contains(&(from, what)) || self.disbelieved.len() >= TOLD;
+        let told =
+            self.disbelieved.contains(&(from, what)) || self.disbelieved.len() >= MAX_REASONS_TOLD;
         if told {
             tracing::debug!("{from} says {what} again, which it may not");
         } else {

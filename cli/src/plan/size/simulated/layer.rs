@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use cadre_planner::{Assignment, BundleId, Flow, Heads, SlotId, Traffic};
 
 use super::super::draw::{Drawn, Machine, around};
-use super::super::{Job, Model, STEPS};
+use super::super::{DRAWN_STEPS, Job, Model};
 
 /// What can be the bottleneck at a place.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -122,7 +122,7 @@ impl Run {
         let others = job.stack.layers() - usize::from(job.stack.core().count());
         let nanos = f64::from(job.settings.nano_batches.get());
         let others = 3.0 * machine.feed(job) * others as f64 * nanos;
-        (self.time / STEPS as f64 + others) / 1e9
+        (self.time / DRAWN_STEPS as f64 + others) / 1e9
     }
 
     /// Part of the layers' time that waits for links alone.

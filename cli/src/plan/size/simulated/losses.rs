@@ -9,12 +9,12 @@ use cadre_planner::{Assignment, BundleId, reassign};
 use serde::Serialize;
 
 use super::super::report::having;
-use super::super::{Job, STEPS, SizeError};
+use super::super::{DRAWN_STEPS, Job, SizeError};
 use super::layer::{Cluster, Run};
 use super::{Where, plans, run};
 
 /// Phases in flight when a server is lost.
-const PHASES: f64 = 2.0;
+const PHASES_IN_FLIGHT: f64 = 2.0;
 
 /// Under the names of the JSON.
 #[derive(Clone, Debug, Serialize)]
@@ -57,7 +57,7 @@ impl Lost {
         }
         let mut until = Run::new(job);
         let mut redone: f64 = 0.0;
-        for step in 0..STEPS {
+        for step in 0..DRAWN_STEPS {
             let plans = match plans(job, place, servers, step) {
                 Ok(plans) => plans,
                 Err(why @ SizeError::Planner { .. }) => {
@@ -92,7 +92,7 @@ impl Lost {
                 let most = more.into_iter().max().unwrap_or(0) as f64;
                 let machine = cluster.machine;
                 let time = machine.attention(&drawn.problem, most) * machine.back(&drawn.problem);
-                redone = redone.max(PHASES * time / 1e9);
+                redone = redone.max(PHASES_IN_FLIGHT * time / 1e9);
                 until.add(job, cluster, drawn, Some(&moved), layers);
             }
         }

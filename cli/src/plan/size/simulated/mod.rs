@@ -20,14 +20,14 @@ use cadre_worker::profile;
 use super::draw::{Drawn, Machine};
 use super::observed::at_home;
 use super::report::{having, servers, servers_needed};
-use super::{Job, NOMINAL_PROFILE, STEPS, SizeError, picture};
+use super::{DRAWN_STEPS, Job, NOMINAL_PROFILE, SizeError, picture};
 use crate::arguments::JobOptions;
 use layer::{Cluster, Run};
 use losses::Lost;
 use report::{Report, Row};
 
 /// No limit of memory.
-const PLENTY: u64 = u64::MAX >> 4;
+const UNLIMITED_BYTES: u64 = u64::MAX >> 4;
 
 /// Options of the simulation, beside the manifests of the job.
 pub(crate) struct Asked {
@@ -128,7 +128,7 @@ pub(crate) fn simulate(
 fn placed(job: &Job, place: Where) -> Job {
     let in_place = matches!(place, Where::InPlace | Where::Mixed | Where::AtHome);
     let is_home = place == Where::AtHome;
-    let memory = |it: u64| if is_home { PLENTY } else { it };
+    let memory = |it: u64| if is_home { UNLIMITED_BYTES } else { it };
     let (memory, trainer_memory) = (memory(job.memory), memory(job.trainer_memory));
     Job { in_place, memory, trainer_memory, ..job.clone() }
 }
@@ -155,7 +155,7 @@ fn run(
     servers: u32,
 ) -> Result<Result<Run, String>, SizeError> {
     let mut run = Run::new(job);
-    for step in 0..STEPS {
+    for step in 0..DRAWN_STEPS {
         let plans = match plans(job, place, servers, step) {
             Ok(plans) => plans,
             Err(why @ SizeError::Planner { .. }) => return Ok(Err(why.to_string())),

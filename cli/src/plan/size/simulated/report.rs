@@ -4,18 +4,18 @@ use cadre_planner::Profile;
 use serde::Serialize;
 
 use super::super::draw::Machine;
-use super::super::{Job, STEPS};
+use super::super::{DRAWN_STEPS, Job};
 use super::layer::{Bottleneck, Cluster, Resource, Run};
 use super::losses::Lost;
 use super::{Asked, Where, run};
 use crate::printed;
 
 /// A pool is worth it if a processor does more than this share more.
-const WORTH: f64 = 0.02;
+const LEAST_GAIN: f64 = 0.02;
 /// Up to this imbalance at home a pool has nothing to even out.
-const EVEN: f64 = 1.05;
+const EVEN_IMBALANCE: f64 = 1.05;
 /// Up to this share of the work attention is too little for a pool to matter.
-const LITTLE: f64 = 0.05;
+const LITTLE_ATTENTION: f64 = 0.05;
 
 /// Attention at one place, under the names of the JSON.
 #[derive(Serialize)]
@@ -181,7 +181,7 @@ impl Report {
     pub(super) fn table(&self) -> String {
         let weights = if self.fsdp { ", weights sharded over them" } else { "" };
         let mut text = format!(
-            "{}: {} trainers{weights}, {} tokens a step, layers {}; {STEPS} steps drawn\n{}\n",
+            "{}: {} trainers{weights}, {} tokens a step, layers {}; {DRAWN_STEPS} steps drawn\n{}\n",
             self.job, self.trainers, self.tokens_per_step, self.layers, self.profile
         );
         let head = [
@@ -268,7 +268,7 @@ fn verdict(rows: &[Row]) -> (Option<f64>, String) {
         return (None, "no place holds this job: give the slots more memory".to_owned());
     };
     let gain = best.each() / home.each();
-    if gain > 1.0 + WORTH {
+    if gain > 1.0 + LEAST_GAIN {
         let name = best.attention;
         return (
             Some(gain),
@@ -278,14 +278,14 @@ fn verdict(rows: &[Row]) -> (Option<f64>, String) {
     let (Some(own), Some(of)) = (&home.speeds, &best.speeds) else {
         return (Some(gain), String::new());
     };
-    let why = if own.attention_of_work <= LITTLE {
+    let why = if own.attention_of_work <= LITTLE_ATTENTION {
         format!("attention is {:.1} % of the work", 100.0 * own.attention_of_work)
-    } else if own.max_over_mean <= EVEN {
+    } else if own.max_over_mean <= EVEN_IMBALANCE {
         format!(
             "attention at home is even: the busiest rank has {:.3} of the mean",
             own.max_over_mean
         )
-    } else if of.waits_for_links > WORTH {
+    } else if of.waits_for_links > LEAST_GAIN {
         format!(
             "links are the bottleneck: {:.0} % of a step waits for them ({})",
             100.0 * of.waits_for_links,
