@@ -21,6 +21,9 @@ const LAST_WORDS: u64 = 2 * SECOND;
 /// A server that nobody listens to any more ends after `conductor_after`, and says its last words.
 const GIVEN_UP: u64 = 35 * SECOND;
 
+/// After the last step nobody holds anything any more.
+const EMPTY_WITHIN: u64 = 15 * SECOND;
+
 /// The conductor's process leaves so soon after the first trainer was told the end: 2 s of last words, and some turns.
 const LEAVES: u64 = 3 * SECOND;
 
@@ -138,7 +141,7 @@ impl World {
         let over = since.max(self.faults.over);
         // Time enough to say the last words, and to hear those of others.
         let given_up = |it: &Process| self.is_given_up(it);
-        let patience = if self.processes.values().any(given_up) { GIVEN_UP } else { 15 * SECOND };
+        let patience = if self.processes.values().any(given_up) { GIVEN_UP } else { EMPTY_WITHIN };
         let last = now > over.max(measured) + patience;
         let looks = self.brief && now > over.max(self.looked) + SECOND;
         if looks {

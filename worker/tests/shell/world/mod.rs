@@ -27,10 +27,10 @@ use crate::truth::Truth;
 
 const SECOND: u64 = 1_000_000_000;
 /// Longest time without progress once all faults are over: longer than any deadline of the protocol.
-const PATIENCE: u64 = 150 * SECOND;
-/// Turns of one IO thread within a millisecond for which nothing came over the exchange, and that are no spinning: 17 were the most
+const PROGRESS_WITHIN: u64 = 150 * SECOND;
+/// Turns of one IO thread within a millisecond for which nothing came over the exchange, and that are no spinning: 18 were the most
 /// that were seen.
-const TURNS: u32 = 100;
+const MAX_IDLE_TURNS: u32 = 100;
 
 /// How a scenario ended.
 #[derive(Debug, Default)]
@@ -170,7 +170,7 @@ impl World {
             };
             self.happenings += 1;
             let now = self.now();
-            if now > self.progress.max(self.faults.over) + PATIENCE
+            if now > self.progress.max(self.faults.over) + PROGRESS_WITHIN
                 && !self.end_stuck()
                 && !self.end_hostile()
             {
@@ -258,7 +258,7 @@ impl World {
         let turns = turns + u32::from(turned.news == 0);
         process.turns = (millisecond, turns);
         self.turns = self.turns.max(turns);
-        if turns > TURNS {
+        if turns > MAX_IDLE_TURNS {
             return Err(format!("{} spins at {millisecond} ms", process.id));
         }
         self.both |= process.holdings()[2] > 1;
