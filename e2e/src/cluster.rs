@@ -1,32 +1,29 @@
 //! A cluster: the control plane of the run or one that the user names, with what is asked for on top.
 //!
-//! In: the run's folder. Out: clients, `kubectl`, namespaces, our definitions and the operator's rights as the
-//! chart has them. Everything goes when the value is dropped; a cluster of the user keeps what was
-//! put there.
+//! In: the run's folder. Out: what reaches it ([`Access`]), nodes, and the operator's rights as the chart has them. Everything goes
+//! when the value is dropped; a cluster of the user keeps what was put there.
 
-use std::collections::BTreeMap;
+use std::ops::Deref;
 use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::process::Command;
+use std::sync::Mutex;
 
 use anyhow::{Context as _, Result, ensure};
-use k8s_openapi::api::core::v1::ServiceAccount;
-use kube::{Api, Client};
+use kube::Client;
 use serde_json::json;
 use tokio::sync::OnceCell;
 
+use crate::access::{Access, SYSTEM_NAMESPACE, lock};
 use crate::certificates;
 use crate::fake::{self, Fake};
 use crate::network::HOST;
 use crate::node::{Node, PAUSE};
-use crate::plane::{self, Patience, Plane, REQUESTS};
-use crate::process::{Process, output};
-use crate::programs::{Programs, root};
-use crate::wait::until;
+use crate::plane::{self, Patience, Plane};
+use crate::process::Process;
+use crate::programs::Programs;
+use crate::wait::{get, until};
 use crate::{helm, image};
 
-/// Where the operator lives.
-pub const SYSTEM_NAMESPACE: &str = "cadre-system";
 /// Image of the project's programs on real nodes.
 pub const IMAGE: &str = "localhost/cadre:e2e";
 /// More nodes of kwok than these renew their leases as seldom as elsewhere.
@@ -40,22 +37,22 @@ const TOKEN: &str = "--duration=2h";
 
 /// A running cluster.
 pub struct Cluster {
-    folder: PathBuf,
-    programs: Programs,
-    config: PathBuf,
-    client: Client,
+    access: Access,
     operator: OnceCell<PathBuf>,
     nodes: Mutex<Vec<Node>>,
     images: OnceCell<Vec<PathBuf>>,
     names: OnceCell<Process>,
     fake: Mutex<Option<Process>>,
-    installed: Mutex<bool>,
     plane: Option<Mutex<Plane>>,
 }
 
-/// What a promise holds while it breaks is as good as before.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+/// Who has a cluster can ask all of it.
+impl Deref for Cluster {
+    type Target = Access;
+
+    fn deref(&self) -> &Access {
+        &self.access
+    }
 }
 
 impl Cluster {
@@ -83,19 +80,14 @@ impl Cluster {
         client: Client,
         plane: Option<Plane>,
     ) -> Self {
-        let folder = folder.to_owned();
         let plane = plane.map(Mutex::new);
         Self {
-            folder,
-            programs,
-            config,
-            client,
+            access: Access::new(folder, programs, config, client),
             operator: OnceCell::new(),
             nodes: Mutex::default(),
             images: OnceCell::new(),
             names: OnceCell::new(),
             fake: Mutex::default(),
-            installed: Mutex::default(),
             plane,
         }
     }
@@ -103,26 +95,6 @@ impl Cluster {
     /// Whether this is a control plane of our own.
     pub fn is_ours(&self) -> bool {
         self.plane.is_some()
-    }
-
-    /// A client with all rights.
-    pub fn client(&self) -> Client {
-        self.client.clone()
-    }
-
-    /// The run's folder.
-    pub fn folder(&self) -> &Path {
-        &self.folder
-    }
-
-    /// Which programs there are.
-    pub fn programs(&self) -> &Programs {
-        &self.programs
-    }
-
-    /// The administrator's kubeconfig.
-    pub fn config(&self) -> &Path {
-        &self.config
     }
 
     /// Makes nodes of kwok, until [`Self::remove_fake_nodes`].
@@ -146,14 +118,14 @@ impl Cluster {
 
     fn have_patience(&self, patience: Patience) -> Result<()> {
         match &self.plane {
-            Some(plane) => lock(plane).have_patience(&self.programs, &self.folder, patience),
+            Some(plane) => lock(plane).have_patience(self.programs(), self.folder(), patience),
             None => Ok(()),
         }
     }
 
     /// Starts DNS and two real nodes with the project's image, unless they run.
     pub async fn real_nodes(&self) -> Result<()> {
-        room(&self.folder)?;
+        room(self.folder())?;
         self.names.get_or_try_init(|| self.dns()).await?;
         for number in 1..=2 {
             self.start_node(number).await?;
@@ -178,44 +150,34 @@ impl Cluster {
         nodes.remove(at.with_context(|| format!("{name} does not run"))?).kill()
     }
 
-    /// Forgets the chart that helm has installed, which is as nobody knows: the next one installs it anew.
-    pub fn forget_release(&self) {
-        *self.installed() = false;
-    }
-
-    /// Whether helm has installed the chart for all who share it; who installs it holds this meanwhile.
-    pub(crate) fn installed(&self) -> MutexGuard<'_, bool> {
-        lock(&self.installed)
-    }
-
     fn make_images(&self) -> Result<Vec<PathBuf>> {
-        let pause = self.programs.own("pause")?;
+        let pause = self.programs().own("pause")?;
         let own = [
-            ("/usr/local/bin/cadre", self.programs.own("cadre")?),
-            ("/usr/local/bin/cadre-operator", self.programs.own("cadre-operator")?),
+            ("/usr/local/bin/cadre", self.programs().own("cadre")?),
+            ("/usr/local/bin/cadre-operator", self.programs().own("cadre-operator")?),
             ("/usr/local/bin/pause", pause.clone()),
         ];
         Ok(vec![
-            image::write(&self.folder.join("pause.image"), PAUSE, &[("/pause", pause)])?,
-            image::write(&self.folder.join("cadre.image"), IMAGE, &own)?,
+            image::write(&self.folder().join("pause.image"), PAUSE, &[("/pause", pause)])?,
+            image::write(&self.folder().join("cadre.image"), IMAGE, &own)?,
         ])
     }
 
     /// Names of Services and pods, for the nodes' pods.
     async fn dns(&self) -> Result<Process> {
-        let file = self.folder.join("Corefile");
+        let file = self.folder().join("Corefile");
         let text = format!(
             "cluster.local:53 in-addr.arpa:53 {{\n  bind {HOST}\n  errors\n  ready 127.0.0.1:8481\n  \
              kubernetes cluster.local in-addr.arpa {{\n    kubeconfig {}\n    pods insecure\n    \
              ttl 0\n  }}\n}}\n",
-            self.config.display()
+            self.config().display()
         );
         std::fs::write(&file, text).context("a Corefile")?;
-        let mut command = Command::new(self.programs.path("coredns")?);
-        let mut dns = Process::start("coredns", &self.folder, command.arg("-conf").arg(&file))?;
+        let mut command = Command::new(self.programs().path("coredns")?);
+        let mut dns = Process::start("coredns", self.folder(), command.arg("-conf").arg(&file))?;
         until("DNS", async || {
             dns.check()?;
-            Ok(crate::operator::get(8481, "/ready").ok().map(drop))
+            Ok(get(8481, "/ready").ok().map(drop))
         })
         .await?;
         Ok(dns)
@@ -223,10 +185,10 @@ impl Cluster {
 
     /// Starts a metrics server behind the API server; it asks the kubelets every 10 s, which is as often as it can.
     pub async fn metrics_server(&self) -> Result<Process> {
-        let folder = self.folder.join("metrics-server");
+        let folder = self.folder().join("metrics-server");
         std::fs::create_dir_all(&folder).context("a folder of the metrics server")?;
-        let config = self.config.display();
-        let mut command = Command::new(self.programs.path("metrics-server")?);
+        let config = self.config().display();
+        let mut command = Command::new(self.programs().path("metrics-server")?);
         command.args([
             format!("--kubeconfig={config}"),
             format!("--authentication-kubeconfig={config}"),
@@ -239,7 +201,7 @@ impl Cluster {
             "--kubelet-request-timeout=5s".into(),
             "--metric-resolution=10s".into(),
         ]);
-        let mut process = Process::start("metrics-server", &self.folder, &mut command)?;
+        let mut process = Process::start("metrics-server", self.folder(), &mut command)?;
         let service = json!({"apiVersion": "v1", "kind": "List", "items": [
             {"apiVersion": "v1", "kind": "Service",
                 "metadata": {"name": "metrics-server", "namespace": "kube-system"},
@@ -270,66 +232,9 @@ impl Cluster {
         self.plane.as_ref().map_or(Ok(()), |it| lock(it).check())
     }
 
-    /// Runs kubectl. Out: what it wrote; what it complained of is the error.
-    pub fn kubectl(&self, arguments: &[&str]) -> Result<String> {
-        output(self.kubectl_command()?.args(arguments))
-    }
-
-    /// Runs kubectl with a manifest on its standard input.
-    pub fn kubectl_with(&self, arguments: &[&str], manifest: &str) -> Result<String> {
-        let file = tempfile::NamedTempFile::with_suffix_in(".yaml", &self.folder)?;
-        std::fs::write(file.path(), manifest).context("a manifest")?;
-        let path = file.path().display().to_string();
-        output(self.kubectl_command()?.args(arguments).args(["-f", &path]))
-    }
-
-    /// Applies a manifest as a user does.
-    pub fn apply(&self, namespace: &str, manifest: &str) -> Result<String> {
-        self.kubectl_with(&["apply", "--server-side", "--namespace", namespace], manifest)
-    }
-
-    /// A command that talks to this cluster.
-    pub fn kubectl_command(&self) -> Result<Command> {
-        let mut command = Command::new(self.programs.path("kubectl")?);
-        command.arg("--kubeconfig").arg(&self.config).stdin(Stdio::null());
-        // No discovery cache and no settings of the user.
-        command.env("HOME", &self.folder).env_remove("KUBECONFIG");
-        Ok(command)
-    }
-
-    /// Makes a namespace. Pods can be made in it when this returns.
-    pub async fn namespace(&self, name: &str) -> Result<()> {
-        let manifest = format!("apiVersion: v1\nkind: Namespace\nmetadata: {{name: {name}}}\n");
-        self.kubectl_with(&["apply"], &manifest)?;
-        let accounts: Api<ServiceAccount> = Api::namespaced(self.client(), name);
-        until("the default service account", async || Ok(accounts.get_opt("default").await?))
-            .await?;
-        Ok(())
-    }
-
     /// Our definitions, and a kubeconfig with the operator's own rights.
     pub async fn operators_config(&self) -> Result<PathBuf> {
         self.operator.get_or_try_init(|| self.install()).await.cloned()
-    }
-
-    /// How often the operator has asked the API server for what: `VERB RESOURCE` to a number. Watches count
-    /// when they begin.
-    pub fn operators_requests(&self) -> Result<BTreeMap<String, u64>> {
-        let text = std::fs::read_to_string(self.folder.join(REQUESTS)).context("requests")?;
-        let mut counts = BTreeMap::new();
-        for line in text.lines() {
-            let Ok(event) = serde_json::from_str::<serde_json::Value>(line) else { continue };
-            let verb = event["verb"].as_str().unwrap_or_default();
-            let stage = if verb == "watch" { "ResponseStarted" } else { "ResponseComplete" };
-            if event["stage"] == stage {
-                let of = &event["objectRef"];
-                let part =
-                    of["subresource"].as_str().map(|it| format!("/{it}")).unwrap_or_default();
-                let resource = of["resource"].as_str().unwrap_or("other");
-                *counts.entry(format!("{verb} {resource}{part}")).or_default() += 1;
-            }
-        }
-        Ok(counts)
     }
 
     async fn install(&self) -> Result<PathBuf> {
@@ -341,16 +246,7 @@ impl Cluster {
         let token = self
             .kubectl(&["create", "token", &account, "--namespace", SYSTEM_NAMESPACE, TOKEN])
             .context("a token of the operator's service account")?;
-        plane::with_token(&self.config, &self.folder, "operator", token.trim())
-    }
-
-    /// Our definitions.
-    pub fn definitions(&self) -> Result<()> {
-        let folder = root().join("charts/cadre/crds").display().to_string();
-        self.kubectl(&["apply", "--server-side", "--force-conflicts", "-f", &folder])?;
-        let all = ["crd/attentionpools.cadre.dev", "crd/trainingjobs.cadre.dev"];
-        self.kubectl(&["wait", "--for=condition=Established", "--timeout=60s", all[0], all[1]])?;
-        Ok(())
+        plane::with_token(self.config(), self.folder(), "operator", token.trim())
     }
 }
 

@@ -12,7 +12,7 @@ use kube::api::{ListParams, PostParams};
 use kube::{Api, ResourceExt as _};
 use serde_json::json;
 
-use crate::cluster::Cluster;
+use crate::access::Access;
 use crate::plane::Patience;
 use crate::process::Process;
 use crate::programs::root;
@@ -37,7 +37,7 @@ pub struct Fake {
 }
 
 /// Starts kwok and makes the nodes; returns when all are ready.
-pub(crate) async fn start(cluster: &Cluster, wanted: Fake, patience: Patience) -> Result<Process> {
+pub(crate) async fn start(cluster: &Access, wanted: Fake, patience: Patience) -> Result<Process> {
     let mut kwok = Process::start(
         "kwok",
         cluster.folder(),
@@ -73,7 +73,7 @@ pub(crate) async fn start(cluster: &Cluster, wanted: Fake, patience: Patience) -
 }
 
 /// Takes them away again.
-pub(crate) async fn remove(cluster: &Cluster) -> Result<()> {
+pub(crate) async fn remove(cluster: &Access) -> Result<()> {
     let nodes: Api<Node> = Api::all(cluster.client());
     for node in nodes.list(&ListParams::default()).await? {
         if node.annotations().contains_key(ANNOTATION) {

@@ -7,7 +7,7 @@ use std::process::Command;
 
 use anyhow::{Context as _, Result};
 
-use crate::cluster::{Cluster, SYSTEM_NAMESPACE};
+use crate::access::{Access, SYSTEM_NAMESPACE};
 use crate::process::output;
 use crate::programs::{Programs, root};
 
@@ -20,7 +20,7 @@ pub struct Release;
 
 impl Release {
     /// The one that is there, or what `install` makes: those that leave it as it is share it.
-    pub fn shared(cluster: &Cluster, install: impl FnOnce() -> Result<Self>) -> Result<Self> {
+    pub fn shared(cluster: &Access, install: impl FnOnce() -> Result<Self>) -> Result<Self> {
         let mut installed = cluster.installed();
         if *installed {
             return Ok(Self);
@@ -31,7 +31,7 @@ impl Release {
     }
 
     /// Installs it, and waits until its pods are ready.
-    pub fn install(cluster: &Cluster, arguments: &[&str]) -> Result<Self> {
+    pub fn install(cluster: &Access, arguments: &[&str]) -> Result<Self> {
         run(
             cluster,
             "install",
@@ -41,12 +41,12 @@ impl Release {
     }
 
     /// Upgrades it, and waits until its pods are ready.
-    pub fn upgrade(&self, cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+    pub fn upgrade(&self, cluster: &Access, arguments: &[&str]) -> Result<()> {
         run(cluster, "upgrade", &[&["--wait", "--timeout=3m"], arguments].concat()).map(drop)
     }
 
     /// Uninstalls it, hooks and all.
-    pub fn uninstall(self, cluster: &Cluster) -> Result<()> {
+    pub fn uninstall(self, cluster: &Access) -> Result<()> {
         *cluster.installed() = false;
         let mut command = helm(cluster.programs(), cluster)?;
         command.args([
@@ -62,32 +62,32 @@ impl Release {
 }
 
 /// What the chart becomes.
-pub fn template(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+pub fn template(cluster: &Access, arguments: &[&str]) -> Result<String> {
     run(cluster, "template", arguments)
 }
 
 /// An installation as a user types it, from the project's folder, of which nothing comes to be.
-pub fn dry_run(cluster: &Cluster, arguments: &[&str]) -> Result<String> {
+pub fn dry_run(cluster: &Access, arguments: &[&str]) -> Result<String> {
     let mut command = helm(cluster.programs(), cluster)?;
     command.current_dir(root()).arg("install").args(arguments).arg("--dry-run=client");
     output(&mut command).context("helm install")
 }
 
 /// helm's own checks, warnings being errors.
-pub fn lint(cluster: &Cluster, arguments: &[&str]) -> Result<()> {
+pub fn lint(cluster: &Access, arguments: &[&str]) -> Result<()> {
     let mut command = helm(cluster.programs(), cluster)?;
     command.args(["lint", "--strict", "--quiet"]).arg(root().join("charts/cadre"));
     output(command.args(["--namespace", SYSTEM_NAMESPACE]).args(arguments)).map(drop)
 }
 
-fn run(cluster: &Cluster, verb: &str, arguments: &[&str]) -> Result<String> {
+fn run(cluster: &Access, verb: &str, arguments: &[&str]) -> Result<String> {
     let mut command = helm(cluster.programs(), cluster)?;
     command.args([verb, NAME]).arg(root().join("charts/cadre"));
     command.args(["--namespace", SYSTEM_NAMESPACE]).args(arguments);
     output(&mut command).with_context(|| format!("helm {verb}"))
 }
 
-fn helm(programs: &Programs, cluster: &Cluster) -> Result<Command> {
+fn helm(programs: &Programs, cluster: &Access) -> Result<Command> {
     let mut command = Command::new(programs.path("helm")?);
     command.env("HOME", cluster.folder()).env("KUBECONFIG", cluster.config());
     for (variable, folder) in

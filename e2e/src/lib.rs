@@ -16,6 +16,7 @@
 //! the test, however it ends. It does not download anything, and it never touches another cluster
 //! unless `CADRE_E2E_KUBECONFIG` names one.
 
+mod access;
 pub mod certificates;
 mod cluster;
 pub mod fake;
@@ -31,7 +32,8 @@ pub mod programs;
 mod tier;
 mod wait;
 
-pub use cluster::{Cluster, IMAGE, SYSTEM_NAMESPACE};
+pub use access::{Access, SYSTEM_NAMESPACE};
+pub use cluster::{Cluster, IMAGE};
 pub use fake::Fake;
 pub use helm::Release;
 pub use node::Node;

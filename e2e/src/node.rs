@@ -16,7 +16,7 @@ use anyhow::{Context as _, Result};
 use k8s_openapi::api::core::v1::Node as NodeObject;
 use kube::Api;
 
-use crate::cluster::Cluster;
+use crate::access::Access;
 use crate::fake::is_ready;
 use crate::namespaces;
 use crate::network;
@@ -36,7 +36,7 @@ pub struct Node {
 
 impl Node {
     /// Starts node `number`, from 1, with these images; returns when it is ready.
-    pub async fn start(cluster: &Cluster, number: usize, images: &[PathBuf]) -> Result<Self> {
+    pub async fn start(cluster: &Access, number: usize, images: &[PathBuf]) -> Result<Self> {
         let name = name(number);
         let folder = cluster.folder().join(&name);
         configure(cluster, number, &folder)?;
@@ -97,7 +97,7 @@ fn name(number: usize) -> String {
     format!("node-{}", ["a", "b"][number - 1])
 }
 
-fn configure(cluster: &Cluster, number: usize, folder: &Path) -> Result<()> {
+fn configure(cluster: &Access, number: usize, folder: &Path) -> Result<()> {
     let name = name(number);
     for part in ["cni", "kubelet", "opt", "plugins", "logs", "addresses"] {
         fs::create_dir_all(folder.join(part)).context("a folder of a node")?;
@@ -161,7 +161,7 @@ fn pods(number: usize, folder: &Path) -> String {
     )
 }
 
-fn kubelet(cluster: &Cluster, number: usize, folder: &Path, cgroup: &str) -> String {
+fn kubelet(cluster: &Access, number: usize, folder: &Path, cgroup: &str) -> String {
     let at = folder.display();
     format!(
         r"apiVersion: kubelet.config.k8s.io/v1beta1

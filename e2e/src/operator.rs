@@ -3,16 +3,15 @@
 //! In: a cluster. Out: the program runs and answers; its metrics and what it costs. What the chart's role
 //! leaves out, the program is refused here too.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpStream;
 use std::process::Command;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 use rustix::process::Signal;
 
-use crate::cluster::{Cluster, SYSTEM_NAMESPACE};
+use crate::access::SYSTEM_NAMESPACE;
+use crate::cluster::Cluster;
 use crate::process::Process;
-use crate::wait::until;
+use crate::wait::{get, until};
 
 /// A running operator.
 #[derive(Debug)]
@@ -116,17 +115,4 @@ impl Operator {
     pub fn resume(&self) -> Result<()> {
         self.process.signal(Signal::CONT)
     }
-}
-
-/// One request of HTTP. Out: the body of an answer 200.
-pub(crate) fn get(port: u16, path: &str) -> Result<String> {
-    let mut stream = TcpStream::connect(("127.0.0.1", port)).context("metrics and health")?;
-    write!(stream, "GET {path} HTTP/1.0\r\nHost: localhost\r\n\r\n").context("a request")?;
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).context("an answer")?;
-    let (head, body) = answer.split_once("\r\n\r\n").context("an answer of HTTP")?;
-    if head.split(' ').nth(1) != Some("200") {
-        bail!("{path}: {}", head.lines().next().unwrap_or_default());
-    }
-    Ok(body.to_owned())
 }
