@@ -12,8 +12,7 @@ use cadre_kernels::device::{CallersContext, Gpu, Stream};
 use cadre_worker::session::{self, Error, LentInputs, LentOutputs, PhaseAt};
 use pyo3::prelude::*;
 
-use crate::refusal::{failed, refused, told};
-use crate::session::NotFinite;
+use crate::refusal::{NotFinite, failed, refused, told};
 use crate::tensor::Tensor;
 
 /// Number of a GPU of this process, and the handle of a stream there; 0 is its default one.

@@ -10,6 +10,15 @@ use pyo3::prelude::*;
 
 create_exception!(cadre._native, RefusedError, PyValueError, "What the caller can correct.");
 
+/// What happens to results that are not finite.
+#[derive(Clone, Copy)]
+pub(crate) enum NotFinite {
+    /// The caller gets them, and what is said of them.
+    Report,
+    /// The job ends.
+    End,
+}
+
 /// The session's own words; of a kind that says whether the caller can correct it.
 pub(crate) fn told(error: Error) -> PyErr {
     match error {

@@ -22,7 +22,7 @@ use pyo3::prelude::*;
 
 use crate::ending::{self, BAD_INPUT, COULD_NOT_GO_ON, STOPPED};
 use crate::lent::{self, Behind};
-use crate::refusal::{failed, refused, told};
+use crate::refusal::{NotFinite, failed, refused, told};
 use crate::tensor::{Given, Side, Tensor, check_apart};
 use crate::turns::{MicroBatches, in_words};
 
@@ -45,15 +45,6 @@ pub(crate) struct Session {
     /// Type of rows on the wire: `torch.float32` or `torch.bfloat16` without the `torch.`.
     #[pyo3(get)]
     wire: &'static str,
-}
-
-/// What happens to results that are not finite.
-#[derive(Clone, Copy)]
-pub(crate) enum NotFinite {
-    /// The caller gets them, and what is said of them.
-    Report,
-    /// The job ends.
-    End,
 }
 
 /// A submitted phase, to be waited for once.
