@@ -10,109 +10,15 @@ use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use super::bin::Bin;
 use super::groups::{Group, Span, put, take};
-use super::room::Limits;
+use super::limits::Limits;
 use crate::plan::{Draft, level};
-use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, RankId, Slot, SlotId};
+use crate::{Bundle, BundleId, Cuts, DocumentId, Error, Plan, Problem, SlotId};
 
 /// Maximum whole documents of a slot, the longest ones, that are candidates when rows have to leave
 /// the slot.
 pub(super) const LONGEST: usize = 8;
-
-/// A slot that is not standby, and what it holds so far.
-#[derive(Clone)]
-pub(super) struct Bin<'a> {
-    id: SlotId,
-    /// Index of this bin in [`Bins::all`].
-    index: u32,
-    pub(super) slot: &'a Slot,
-    place: usize,
-    /// Places that it cannot reach, ascending.
-    pub(super) beyond: std::rc::Rc<[usize]>,
-    /// Cost that it should get.
-    capacity: u64,
-    load: u64,
-    /// Counted under limits only.
-    pub(super) bytes: u64,
-    /// Documents that were placed here whole. Some may have left since; `Bins::owners` says which
-    /// are still here.
-    whole: Vec<DocumentId>,
-    /// Whether rows of some of `whole` lie at another rank.
-    has_strangers: bool,
-    /// The longest of `whole`, with their rows.
-    longest: Vec<(u32, DocumentId)>,
-    held: BTreeMap<DocumentId, Vec<Group>>,
-}
-
-impl Bin<'_> {
-    pub(super) fn home(&self) -> Option<RankId> {
-        self.slot.home
-    }
-
-    /// The slot's place in the network.
-    pub(super) fn place(&self) -> usize {
-        self.place
-    }
-
-    /// Cost that it should get.
-    pub(super) fn capacity(&self) -> u64 {
-        self.capacity
-    }
-
-    /// Capacity less load; negative for a bin that has too much.
-    pub(super) fn left(&self) -> i64 {
-        self.capacity as i64 - self.load as i64
-    }
-
-    pub(super) fn is_empty(&self) -> bool {
-        self.load == 0
-    }
-
-    pub(super) fn finish(&self) -> u64 {
-        self.slot.finish(self.load)
-    }
-
-    /// When the slot would finish with `more` work on top.
-    pub(super) fn finish_with(&self, more: u64) -> u64 {
-        self.slot.finish(self.load + more)
-    }
-
-    /// Cost that it works off in `time` of a slot of weight 100.
-    pub(super) fn work_in(&self, time: u64) -> u64 {
-        let work = u128::from(time) * u128::from(self.slot.weight) / 100;
-        u64::try_from(work).unwrap_or(u64::MAX)
-    }
-
-    /// Most cost with which it finishes by a time.
-    pub(super) fn most_by(&self, finish: u64) -> u64 {
-        let Some(time) = finish.checked_sub(self.slot.head_start) else {
-            return 0;
-        };
-        let load = ((u128::from(time) + 1) * u128::from(self.slot.weight) - 1) / 100;
-        u64::try_from(load).unwrap_or(u64::MAX)
-    }
-
-    pub(super) fn weight(&self) -> u64 {
-        self.slot.weight.into()
-    }
-
-    /// The first document, from `document` on, of which the bin holds a part; wraps around to the
-    /// lowest number.
-    pub(super) fn from(&self, document: DocumentId) -> Option<(DocumentId, &[Group])> {
-        let next = self.held.range(document..).next().or_else(|| self.held.first_key_value());
-        next.map(|(document, groups)| (*document, groups.as_slice()))
-    }
-
-    /// Whether it holds rows of a document in part.
-    pub(super) fn has(&self, document: DocumentId) -> bool {
-        self.held.contains_key(&document)
-    }
-
-    /// Documents that it holds in part; under limits all it holds.
-    pub(super) fn touched(&self) -> impl Iterator<Item = (DocumentId, &[Group])> {
-        self.held.iter().map(|(document, groups)| (*document, groups.as_slice()))
-    }
-}
 
 /// All slots that are not standby.
 #[derive(Clone)]

@@ -10,7 +10,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::prices::Prices;
 use super::{even, fill};
 use crate::TILE_ROWS;

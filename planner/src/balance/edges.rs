@@ -7,7 +7,8 @@
 
 use std::collections::BTreeMap;
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::shapes::root;
 use crate::DocumentId;
 

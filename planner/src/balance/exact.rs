@@ -6,19 +6,17 @@
 //! Pieces of a few tiles are too coarse for moves that make a little better. The search walks the tiles of each document
 //! from the last to the first, so that the first tile a bin gets brings most of its keys. It leaves a way that cannot
 //! finish in time, costs with the least that tiles to come may cost no fewer bytes than the best, or comes to a state that was
-//! reached as cheaply before. Of bins that are [`alike`] and hold as much it tries one, and states that differ by their order
+//! reached as cheaply before. Of bins that are alike ([`Tile`]) and hold as much it tries one, and states that differ by their order
 //! alone are one. Where the finish alone is asked for, bytes and so homes and links do not part bins. KV heads stay together.
 //! It ends after a number of visits, so its time is bounded.
 
-use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::ops::Range;
-use std::rc::Rc;
 
-use super::bins::{Bin, Bins};
-use super::groups::Span;
+use super::bin::Bin;
+use super::bins::Bins;
 use super::prices::Prices;
-use crate::{DocumentId, TILE_ROWS};
+use super::tiles::{Keys, Tile, tiles_of};
+use crate::TILE_ROWS;
 
 /// Problems with more tiles or more slots than this are not searched exactly.
 const MOST_TILES: usize = 12;
@@ -64,118 +62,6 @@ pub(super) fn improve(bins: &mut Bins<'_>) -> usize {
 
 pub(super) fn finish(bins: &Bins<'_>) -> u64 {
     bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0)
-}
-
-/// A tile with all heads, and what it costs in each slot.
-pub(super) struct Tile {
-    pub(super) span: Span,
-    cost: u64,
-    /// Bytes of its query rows, by bin.
-    queries: Vec<i128>,
-    /// Keys that the tile needs, by bin.
-    keys: Vec<Keys>,
-    /// Whether it is the first tile of its document in the order of the search.
-    starts: bool,
-    /// By slot: the first slot that is interchangeable with this one, for this tile and all later
-    /// ones.
-    alike: Rc<[usize]>,
-    /// By slot: the first slot of the same speed and head start.
-    as_fast: Rc<[usize]>,
-    /// Lower bound of the bytes of this tile and all later ones.
-    least: i128,
-}
-
-/// Keys that a bin holds of a document, with the bytes of all keys before them and up to their end.
-#[derive(Clone, Debug, Default)]
-struct Keys {
-    rows: Range<u32>,
-    before: i128,
-    until: i128,
-}
-
-impl Keys {
-    fn bytes(&self) -> i128 {
-        self.until - self.before
-    }
-
-    fn hull(&self, other: &Self) -> Self {
-        match (self.rows.is_empty(), other.rows.is_empty()) {
-            (true, _) => return other.clone(),
-            (_, true) => return self.clone(),
-            _ => {}
-        }
-        let first = if other.rows.start < self.rows.start { other } else { self };
-        let last = if other.rows.end > self.rows.end { other } else { self };
-        Self { rows: first.rows.start..last.rows.end, before: first.before, until: last.until }
-    }
-}
-
-/// The dearest documents first, each from its last tile.
-pub(super) fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
-    let problem = bins.problem;
-    let prices = Prices::of(bins);
-    let heads = problem.all_heads();
-    let mut documents: Vec<(Reverse<u64>, DocumentId)> = (0..)
-        .map(DocumentId)
-        .zip(problem.layout.documents())
-        .map(|(id, it)| (Reverse(problem.cost(id, &heads, &(0..it.rows))), id))
-        .collect();
-    documents.sort_unstable();
-    let mut behind: Vec<DocumentId> = documents.iter().rev().map(|it| it.1).collect();
-    let as_fast = alike(bins, &[]);
-    let mut tiles: Vec<Tile> = Vec::new();
-    for (_, document) in documents {
-        let alike = alike(bins, &behind);
-        behind.pop();
-        let whole = problem.document(document);
-        for tile in (0..whole.rows.div_ceil(TILE_ROWS)).rev() {
-            let rows = tile * TILE_ROWS..whole.rows.min((tile + 1) * TILE_ROWS);
-            let span = Span { document, heads: heads.clone(), rows: rows.clone() };
-            let queries = bins.all.iter().map(|bin| prices.of_rows(bins, bin, &span, &(0..0)));
-            let needed = whole.mask.keys(whole.rows, rows.clone());
-            let none = span.with_rows(0..0);
-            let keys = bins.all.iter().map(|bin| Keys {
-                before: prices.of_rows(bins, bin, &none, &(0..needed.start)),
-                until: prices.of_rows(bins, bin, &none, &(0..needed.end)),
-                rows: needed.clone(),
-            });
-            tiles.push(Tile {
-                cost: bins.cost(&span),
-                queries: queries.collect(),
-                keys: keys.collect(),
-                starts: rows.end == whole.rows,
-                alike: Rc::clone(&alike),
-                as_fast: Rc::clone(&as_fast),
-                least: 0,
-                span,
-            });
-        }
-    }
-    // Lower bound: the query rows of every tile travel somewhere, and the slot that takes the first
-    // tile of a document pulls all keys that the tile needs.
-    let mut least = 0;
-    for tile in tiles.iter_mut().rev() {
-        least += tile.queries.iter().min().copied().unwrap_or(0);
-        if tile.starts {
-            least += tile.keys.iter().map(Keys::bytes).min().unwrap_or(0);
-        }
-        tile.least = least;
-    }
-    tiles
-}
-
-/// By bin: the first bin with the same speed, the same head start and the same prices for rows of
-/// `documents`.
-fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
-    let problem = bins.problem;
-    let ways = |bin: &Bin<'_>| -> Vec<u32> {
-        let pieces = documents.iter().flat_map(|it| problem.layout.pieces_of_document(*it));
-        pieces.map(|it| problem.links.price(it.rank.0 as usize, bin.place())).collect()
-    };
-    let traits: Vec<_> =
-        bins.all.iter().map(|it| (it.slot.weight, it.slot.head_start, ways(it))).collect();
-    let first = |of| traits.iter().position(|it| it == of).unwrap_or(0);
-    traits.iter().map(first).collect()
 }
 
 pub(super) struct Search<'a> {
@@ -345,7 +231,7 @@ fn take_over(bins: &mut Bins<'_>, tiles: &[Tile], owners: &[u8]) {
 mod tests {
     use super::*;
     use crate::balance::fill::{fill, place_at_home};
-    use crate::balance::room::Limits;
+    use crate::balance::limits::Limits;
     use crate::plan::least_work;
     use crate::{
         Costs, Document, Heads, Layout, Link, Links, Mask, NOMINAL_RATE, Prices as Percents,

@@ -10,13 +10,13 @@
 //! whose keys are there already and whose tiles are cheap, fill it exactly.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet, BinaryHeap};
-use std::ops::Bound;
+use std::collections::{BTreeMap, BTreeSet};
 
 use super::bins::Bins;
 use super::groups::Span;
 use super::prices::Prices;
 use super::tails::ends;
+use super::waiting::{Order, Queue};
 use crate::{DocumentId, Error, RankId, TILE_ROWS};
 
 /// Work below one part in this many of the level is not worth a task of its own.
@@ -313,66 +313,10 @@ fn part_for(bins: &Bins<'_>, span: &Span, left: u64) -> Span {
     if tail.rows.is_empty() { part } else { tail }
 }
 
-/// Cost, document, rows and heads of a span: of equally dear ones the first comes first.
-type Waiting = (u64, Reverse<DocumentId>, Reverse<u32>, u32, Reverse<u16>, u16);
-
-/// Spans that wait, the dearest first.
-#[derive(Default)]
-struct Queue(BinaryHeap<Waiting>);
-
-impl Queue {
-    fn push(&mut self, bins: &Bins<'_>, span: Span) {
-        if !span.rows.is_empty() && !span.heads.is_empty() {
-            let cost = bins.cost(&span);
-            let Span { document, heads, rows } = span;
-            let rows = (Reverse(rows.start), rows.end);
-            self.0.push((cost, Reverse(document), rows.0, rows.1, Reverse(heads.start), heads.end));
-        }
-    }
-
-    fn first_cost(&self) -> Option<u64> {
-        self.0.peek().map(|it| it.0)
-    }
-
-    fn pop(&mut self) -> Option<Span> {
-        let (_, Reverse(document), Reverse(start), end, Reverse(first), last) = self.0.pop()?;
-        Some(Span { document, heads: first..last, rows: start..end })
-    }
-}
-
-/// A bin with the capacity that it has left.
-type Place = (Reverse<i64>, usize);
-
-/// Bins by capacity left, most first.
-struct Order(BTreeSet<Place>);
-
-impl Order {
-    fn new(bins: &Bins<'_>) -> Self {
-        Self(bins.all.iter().enumerate().map(|(bin, it)| (Reverse(it.left()), bin)).collect())
-    }
-
-    /// The bin behind another; the first with most capacity left. Those without any are left out.
-    fn next(&self, last: Option<Place>) -> Option<Place> {
-        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
-        self.0.range((from, Bound::Unbounded)).next().copied().filter(|it| it.0.0 > 0)
-    }
-
-    fn put(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) {
-        self.0.remove(&(Reverse(bins.all[bin].left()), bin));
-        let Span { document, heads, rows } = span;
-        let whole = 0..bins.problem.document(*document).rows;
-        let is_whole = *rows == whole && *heads == bins.problem.all_heads();
-        if !is_whole || !bins.keep_whole(bin, *document) {
-            bins.put(bin, span);
-        }
-        self.0.insert((Reverse(bins.all[bin].left()), bin));
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::balance::room::Limits;
+    use crate::balance::limits::Limits;
     use crate::plan::least_work;
     use crate::{Costs, Document, Heads, Layout, Links, Mask, Problem, Slot, Tolerance};
 

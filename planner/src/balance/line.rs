@@ -16,7 +16,8 @@
 use std::collections::BTreeSet;
 use std::ops::Range;
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::coarse::dearest_tile;
 use super::groups::Span;
 use super::{even, fill, rank};

@@ -17,6 +17,7 @@
 //! bundle; of the plans that fit the one that finishes first is taken ([`within`]).
 
 mod bend;
+mod bin;
 mod bins;
 mod coarse;
 mod cycles;
@@ -26,6 +27,7 @@ mod exact;
 mod fill;
 mod give;
 mod groups;
+mod limits;
 mod line;
 mod matching;
 mod pieces;
@@ -36,16 +38,19 @@ mod shapes;
 mod short;
 mod small;
 mod tails;
+mod tiles;
 mod together;
+mod waiting;
 mod within;
 
 use std::collections::BTreeSet;
 
-use crate::balance::bins::{Bin, Bins};
+use crate::balance::bin::Bin;
+use crate::balance::bins::Bins;
 use crate::balance::groups::Span;
+use crate::balance::limits::Limits;
 use crate::balance::matching::Given;
 use crate::balance::prices::Prices;
-use crate::balance::room::Limits;
 use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
 use crate::regions;

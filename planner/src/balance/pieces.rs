@@ -10,7 +10,8 @@ use std::borrow::Cow;
 use std::cmp::Ordering;
 use std::ops::Range;
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::groups::{Group, Span};
 use super::prices::Prices;
 use crate::{DocumentId, TILE_ROWS};

@@ -167,7 +167,7 @@ fn spread(bins: &Bins<'_>, prices: &Prices, document: DocumentId, work: u64, row
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::balance::room::Limits;
+    use crate::balance::limits::Limits;
     use crate::plan::least_work;
     use crate::{Costs, Document, Heads, Layout, Links, Problem, Slot, Tolerance};
 

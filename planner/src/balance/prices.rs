@@ -5,7 +5,8 @@
 
 use std::ops::Range;
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::groups::{Group, Span};
 use super::shapes::Rates;
 use crate::memory::bytes;
@@ -272,7 +273,7 @@ mod tests {
     use proptest::sample::Index;
 
     use super::super::fill::{fill, place_at_home};
-    use super::super::room::Limits;
+    use super::super::limits::Limits;
     use super::*;
     use crate::plan::least_work;
     use crate::{Costs, Document, Heads, Layout, Link, Links, NOMINAL_RATE, Problem, RankId, Slot};

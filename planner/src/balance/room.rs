@@ -7,8 +7,8 @@
 
 use super::bins::Bins;
 use super::groups::{Group, Span, put};
+use crate::DocumentId;
 use crate::memory::bytes;
-use crate::{DocumentId, Slot};
 
 /// A bundle of several KV heads costs at most one part in this many of the level.
 const BUNDLE: u64 = 16;
@@ -18,48 +18,6 @@ const SPLIT: u64 = 4_096;
 /// Up to this many slots, bundles are not split: each survivor gets a large part of a lost slot's
 /// work in any case.
 const FEW_SLOTS: usize = 6;
-
-/// What a bin may hold at most, so that the plan fits the memory.
-#[derive(Clone, Copy)]
-pub(super) struct Limits {
-    /// Bytes of a bundle.
-    pub(super) reserve: Option<u64>,
-    /// Bytes that are kept free in each slot: for a bundle of this plan, or of one beside it.
-    kept: u64,
-    /// Whether slots may hold more for now: bundles are limited alone.
-    are_open: bool,
-}
-
-impl Limits {
-    pub(super) fn none() -> Self {
-        Self { reserve: None, kept: 0, are_open: false }
-    }
-
-    pub(super) fn with_reserve(reserve: u64, beside: u64) -> Self {
-        Self { reserve: Some(reserve), kept: reserve.max(beside), are_open: false }
-    }
-
-    pub(super) fn are_none(self) -> bool {
-        self.reserve.is_none()
-    }
-
-    pub(super) fn bundle(self) -> u64 {
-        self.reserve.unwrap_or(u64::MAX)
-    }
-
-    /// The same limit for bundles, but none for slots.
-    pub(super) fn opened(self) -> Self {
-        Self { are_open: true, ..self }
-    }
-
-    /// Bytes of one of two phases.
-    fn phase(self, slot: &Slot) -> u64 {
-        if self.are_none() || self.are_open {
-            return u64::MAX;
-        }
-        slot.memory.saturating_sub(self.kept) / 2
-    }
-}
 
 impl Bins<'_> {
     /// Whether a bin reaches all ranks that hold a span and the keys that it needs with it.

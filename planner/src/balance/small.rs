@@ -11,11 +11,13 @@
 
 use std::ops::Range;
 
-use super::bins::{Bin, Bins};
-use super::exact::{MOST_BINS as MOST_BINS_SEARCHED, Search, VISITS, finish, tiles_of};
+use super::bin::Bin;
+use super::bins::Bins;
+use super::exact::{MOST_BINS as MOST_BINS_SEARCHED, Search, VISITS, finish};
 use super::groups::Span;
 use super::prices::Prices;
 use super::rank;
+use super::tiles::tiles_of;
 use crate::{DocumentId, TILE_ROWS};
 
 /// Problems with more tiles, more items or more slots than this are not tried: they come out even without it.

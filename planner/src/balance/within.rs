@@ -10,8 +10,8 @@
 
 use super::bend;
 use super::bins::Bins;
+use super::limits::Limits;
 use super::prices::Prices;
-use super::room::Limits;
 use super::{is_better, is_even, made};
 use crate::memory::{check_beside, largest_bundle, memory_of};
 use crate::plan::least_work;

@@ -11,7 +11,8 @@ use std::collections::BTreeSet;
 
 mod exchange;
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::groups::Span;
 use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
