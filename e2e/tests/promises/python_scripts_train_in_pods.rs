@@ -1,8 +1,7 @@
-//! The Llama of `make demo-pytorch` trains in pods: two ranks of one torchrun in a pod of a `TrainingJob`, then one rank in
-//! each pod of a core Job on two nodes, of the runtime in `examples/kubeflow.yaml`.
+//! The Llama of `make demo-pytorch` trains in a pod of a `TrainingJob`: one torchrun with two ranks, with the losses of one rank
+//! without a pool.
 //!
-//! Kubeflow's controllers do not run: its published definitions are applied, they take the example, and the Job here is what
-//! those controllers make of the runtime. Python, torch and the package are folders of this machine, mounted for reading.
+//! Python, torch and the package are folders of this machine, mounted for reading.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,17 +11,16 @@ use anyhow::{Context as _, Result, ensure};
 use cadre_crds::AttentionPool;
 use cadre_e2e::programs::root;
 use cadre_e2e::{Cluster, IMAGE, until};
-use k8s_openapi::api::batch::v1::Job;
 use serde_json::{Value, json};
 
 use crate::objects::{all, find, of_job};
 use crate::training::{Training, claim, pod};
 
-/// Steps of each job.
+/// Steps of the job.
 const STEPS: usize = 6;
 /// Rows of a rank in a step.
 const TOKENS: usize = 512;
-/// Ranks of each job.
+/// Ranks of the job.
 const RANKS: usize = 2;
 /// Where a pod has the package and the examples.
 const FILES: &str = "/files";
@@ -38,21 +36,6 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let is_complete = |job: &_| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
     training.status("the end of the job", is_complete).await?;
     is_like(&losses(&training.log("j-1")?)?, &alone)?;
-
-    let job = python.of_kubeflow(&training)?;
-    training.folder("kubeflow")?;
-    cluster.apply(training.here, &job.to_string())?;
-    training.attempted("kubeflow");
-    has_servers(&training, "kubeflow").await?;
-    let done = until("the end of Kubeflow's job", async || {
-        let job = all::<Job>(cluster, training.here).get("kubeflow").await?;
-        let status = job.status.unwrap_or_default();
-        ensure!(status.failed.unwrap_or(0) == 0, "a rank failed: {status:?}");
-        Ok((status.succeeded == Some(2)).then_some(()))
-    });
-    let done = done.await;
-    training.explained(done)?;
-    is_like(&losses(&training.log("kubeflow")?)?, &alone)?;
     training.remove()
 }
 
@@ -147,57 +130,6 @@ impl Python {
                 "attention": {"poolRef": {"name": "p"}, "wire": "F32", "poolWaitSeconds": 60},
                 "checkpoint": {"claimName": "checkpoints"}, "template": template}})
     }
-
-    /// What Kubeflow makes of its runtime: a Job and the Service of its pods.
-    fn of_kubeflow(&self, training: &Training<'_>) -> Result<Value> {
-        let runtime = runtime(training)?;
-        let jobs = &runtime["spec"]["template"]["spec"]["replicatedJobs"];
-        let mut job = jobs[0]["template"]["spec"].clone();
-        let template = &mut job["template"];
-        ensure!(template["spec"].is_object(), "the runtime has a pod: {runtime}");
-        template["metadata"]["labels"]["cadre.dev/pool"] = "p".into();
-        let container = &mut template["spec"]["containers"][0];
-        self.equip(container);
-        let index = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
-        let env = container["env"].as_array_mut().context("the runtime sets variables")?;
-        env.extend([
-            json!({"name": "PET_NNODES", "value": RANKS.to_string()}),
-            json!({"name": "PET_NPROC_PER_NODE", "value": "1"}),
-            json!({"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": index}}}),
-            json!({"name": "PET_MASTER_ADDR", "value": "kubeflow-0.kubeflow"}),
-            json!({"name": "PET_MASTER_PORT", "value": "29400"}),
-        ]);
-        container["securityContext"] = json!({"allowPrivilegeEscalation": false,
-            "capabilities": {"drop": ["ALL"]}, "seccompProfile": {"type": "RuntimeDefault"}});
-        let mounts = container["volumeMounts"].as_array_mut().context("the runtime mounts")?;
-        let checkpoints = mounts.iter_mut().find(|it| it["name"] == "checkpoints");
-        checkpoints.context("a folder for checkpoints")?["subPath"] = "kubeflow".into();
-
-        let spec = &mut template["spec"];
-        let volumes = spec["volumes"].as_array_mut().context("the runtime has volumes")?;
-        volumes.retain(|it| it["name"] != "checkpoints");
-        volumes.push(json!({"name": "checkpoints",
-            "persistentVolumeClaim": {"claimName": "checkpoints"}}));
-        volumes.extend(self.volumes());
-        let labels = json!({"batch.kubernetes.io/job-name": "kubeflow"});
-        spec["topologySpreadConstraints"] = json!([{"maxSkew": 1, "topologyKey": "kubernetes.io/hostname",
-            "whenUnsatisfiable": "DoNotSchedule", "labelSelector": {"matchLabels": labels}}]);
-        spec["securityContext"] = json!({"runAsNonRoot": true, "runAsUser": 65532});
-        spec["restartPolicy"] = "Never".into();
-        spec["subdomain"] = "kubeflow".into();
-        for (field, value) in [
-            ("completions", json!(RANKS)),
-            ("parallelism", json!(RANKS)),
-            ("completionMode", json!("Indexed")),
-        ] {
-            job[field] = value;
-        }
-        let service =
-            json!({"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels});
-        Ok(json!({"apiVersion": "v1", "kind": "List", "items": [
-            {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "kubeflow"}, "spec": service},
-            {"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "kubeflow"}, "spec": job}]}))
-    }
 }
 
 /// What keeps Python from writing and from asking the network.
@@ -206,26 +138,6 @@ const ENVIRONMENT: [(&str, &str); 3] =
 
 fn arguments(tokens: usize) -> [String; 2] {
     [format!("--steps={STEPS}"), format!("--tokens={tokens}")]
-}
-
-/// Kubeflow's definitions take `examples/kubeflow.yaml`, every field of it. Out: the runtime as the API server has it.
-fn runtime(training: &Training<'_>) -> Result<Value> {
-    let cluster = training.cluster;
-    let definitions = said(&mut Command::new(root().join("scripts/kubeflow")))?;
-    for kind in ["clustertrainingruntimes", "trainjobs"] {
-        let file = format!("{definitions}/trainer.kubeflow.org_{kind}.yaml");
-        // Too large for the annotation of other ways to apply.
-        cluster.kubectl(&["apply", "--server-side", "--filename", &file])?;
-        let definition = format!("crd/{kind}.trainer.kubeflow.org");
-        cluster.kubectl(&["wait", "--for=condition=Established", &definition, "--timeout=60s"])?;
-    }
-    let example = root().join("examples/kubeflow.yaml").display().to_string();
-    let strict =
-        ["apply", "--validate=strict", "--filename", &example, "--namespace", training.here];
-    cluster.kubectl(&strict)?;
-    let runtime =
-        cluster.kubectl(&["get", "clustertrainingruntime", "torch-cadre", "--output=json"])?;
-    serde_json::from_str(&runtime).context("the runtime")
 }
 
 /// What a program prints.
