@@ -312,9 +312,8 @@ impl Provider for Paths {
         self.tcp.take(landing)
     }
 
-    /// What cannot be called back has ended before its pull does.
-    fn is_busy(&self, _landing: LandingId) -> bool {
-        false
+    fn is_busy(&self, landing: LandingId) -> bool {
+        self.remote.as_ref().is_some_and(|it| it.is_busy(landing))
     }
 
     fn discard(&mut self, landing: LandingId) {

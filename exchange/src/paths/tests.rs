@@ -207,6 +207,13 @@ impl World {
 
     fn ended(&mut self, pull: PullId, result: Result<u64, PullError>) {
         let it = self.wanted.remove(&pull).expect("a pull ends once");
+        if self.reader.is_busy(it.landing) {
+            // A read that cannot be called back.
+            assert!(result.is_err() && self.kind != Kind::Shared);
+            self.reader.take(it.landing).expect_err("it may be written");
+            self.reader.discard(it.landing);
+            return;
+        }
         let landed = self.reader.take(it.landing).expect("its landing is free");
         let (then, now) = (it.began, self.happened);
         match result {

@@ -123,6 +123,16 @@ impl Tcp {
         }
     }
 
+    /// Tells the end of a pull for which something may still be written: its landing stays until [`Self::free_told`].
+    pub(crate) fn tell_end(&mut self, pull: &Pull, why: PullError) {
+        self.ledger.tell(pull, Err(why));
+    }
+
+    /// Nothing is written any more for a pull whose end was told: what it has left in its landing does not count.
+    pub(crate) fn free_told(&mut self, pull: Pull) {
+        self.ledger.free(pull, false);
+    }
+
     /// Whether a link to a peer is open or being opened.
     pub(crate) fn is_opening(&self, peer: PeerId) -> bool {
         self.peers.get(&peer).is_some_and(|it| it.outgoing.is_some())

@@ -93,18 +93,28 @@ impl Ledger {
 
     /// Ends a pull: its landing's bytes are free, its event is sent.
     pub(super) fn end(&mut self, pull: Pull, result: Result<u64, PullError>) {
-        let (id, at) = (pull.id, pull.landing);
-        self.looks.remove(&(pull.look_at, id, pull.wish.peer));
         let keep = match &result {
             Ok(_) | Err(PullError::PeerFailed | PullError::Deadline | PullError::Cancelled) => true,
             Err(PullError::Gone | PullError::Refused { .. }) => false,
         };
+        self.tell(&pull, result);
+        self.free(pull, keep);
+    }
+
+    /// Sends the event of a pull's end. Its landing's bytes stay reserved until [`Self::free`].
+    pub(super) fn tell(&mut self, pull: &Pull, result: Result<u64, PullError>) {
+        self.looks.remove(&(pull.look_at, pull.id, pull.wish.peer));
+        self.events.push(Event::Pulled { pull: pull.id, result });
+    }
+
+    /// Frees the landing's bytes of a pull whose end was told; `keep` says whether the same pull may go on there.
+    pub(super) fn free(&mut self, pull: Pull, keep: bool) {
+        let at = pull.landing;
         let landing = self.landings.get_mut(&at).expect("landings that are written to stay");
         landing.release(pull, keep);
         if landing.discarded && landing.outstanding() == 0 {
             self.landings.remove(&at);
         }
-        self.events.push(Event::Pulled { pull: id, result });
     }
 
     /// Looks at a pull when it may be late.

@@ -1,11 +1,12 @@
 //! How ends are closed, and with them reads that nobody can call back.
 //!
-//! In: ends that are given up. Out: the ends of all their reads, at once.
+//! In: ends that are given up. Out: the ends of all their reads: at once, or when UCX has ended them.
 //!
-//! Invariant: when an end is closed, nothing is written for its reads any more.
+//! Invariant: when a closed end is over, nothing is written for its reads any more. Until then it stays, and other ends go on.
 
 #![allow(unsafe_code)]
 
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::ptr;
 use std::time::Instant;
@@ -32,6 +33,31 @@ impl End {
         self.closing = taken(status).unwrap_or_default();
     }
 
+    /// Whether its close has ended, with all its reads.
+    fn is_over(&mut self, of: &b::Functions) -> bool {
+        if let Some(closing) = self.closing {
+            // SAFETY: it is a request that was not freed yet.
+            let status = unsafe { (of.ucp_request_check_status)(closing.as_ptr()) };
+            if status == b::UCS_INPROGRESS {
+                return false;
+            }
+            self.free_close(of);
+        }
+        if self.flying > 0 {
+            return false;
+        }
+        self.destroy_keys(of);
+        true
+    }
+
+    /// Frees the request of its close, also of one that has not ended: UCX frees that later.
+    fn free_close(&mut self, of: &b::Functions) {
+        if let Some(closing) = self.closing.take() {
+            // SAFETY: it was not freed yet, and nobody else has it.
+            unsafe { (of.ucp_request_free)(closing.as_ptr()) };
+        }
+    }
+
     /// Destroys the keys of an end, of which none is used any more.
     fn destroy_keys(&mut self, of: &b::Functions) {
         for key in std::mem::take(&mut self.keys) {
@@ -42,52 +68,48 @@ impl End {
 }
 
 impl Net {
-    /// Closes an end by force. When this returns, none of its reads is under way: [`Self::done`] tells each of them. Where UCX does
-    /// not end them in time, all other ends are closed with it: [`Self::lost`] tells each of those.
+    /// Closes an end by force, and waits a little for that. For a read of it that [`Self::done`] has not told then, something may
+    /// still be written: the end lingers until UCX has ended all its reads. No other end is touched.
     pub(crate) fn close(&mut self, end: EndId) {
         let Some(reading) = &mut self.reading else { return };
         let Some(it) = reading.ends.get_mut(&end.0).filter(|it| !it.is_closed) else { return };
         it.close(&self.context.ucx.functions);
+        reading.lingering.push(end);
+        self.wait(|it| it.reading.as_ref().is_none_or(|it| !it.lingering.contains(&end)));
+    }
+
+    /// Makes progress until something has come, but not for long.
+    fn wait(&mut self, has_come: impl Fn(&Self) -> bool) {
         let until = Instant::now() + self.closing;
-        while !self.is_over(end) {
-            if Instant::now() >= until {
-                return self.cut();
-            }
+        self.bury();
+        while !has_come(self) && Instant::now() < until {
             self.progress();
         }
     }
 
-    /// Whether the close of an end has ended, with all its reads; then nothing of it is left.
-    fn is_over(&mut self, id: EndId) -> bool {
+    /// Forgets ends whose close has ended.
+    pub(super) fn bury(&mut self) {
+        let Some(Reading { ends, lingering, .. }) = &mut self.reading else { return };
         let of = &self.context.ucx.functions;
-        let Some(reading) = &mut self.reading else { return true };
-        let Some(end) = reading.ends.get_mut(&id.0) else { return true };
-        if let Some(closing) = end.closing {
-            // SAFETY: it is a request that was not freed yet.
-            let status = unsafe { (of.ucp_request_check_status)(closing.as_ptr()) };
-            if status == b::UCS_INPROGRESS {
-                return false;
+        lingering.retain(|id| {
+            let is_over = ends.get_mut(&id.0).is_none_or(|it| it.is_over(of));
+            if is_over {
+                ends.remove(&id.0);
             }
-            // SAFETY: it has ended, and nobody else has it.
-            unsafe { (of.ucp_request_free)(closing.as_ptr()) };
-            end.closing = None;
-        }
-        if end.flying > 0 {
-            return false;
-        }
-        end.destroy_keys(of);
-        reading.ends.remove(&id.0);
-        true
+            !is_over
+        });
     }
 
-    /// Ends the reading worker with all its ends: after this nothing is written for any of its reads.
-    fn cut(&mut self) {
+    /// Ends the reading worker with all its ends: after this nothing is written for any of its reads, and [`Self::lost`] tells the
+    /// ends that were not closed. For ends that linger for too long.
+    pub(crate) fn cut(&mut self) {
         self.collect();
-        let Some(Reading { worker, queue, is_watched: _, mut ends, gets }) = self.reading.take()
-        else {
+        let Some(Reading { worker, queue, mut ends, gets, .. }) = self.reading.take() else {
             return;
         };
         let of = &self.context.ucx.functions;
+        let lost = ends.iter().filter(|it| !it.1.is_closed);
+        self.lost.extend(lost.map(|it| EndId(*it.0)));
         if self.emulates {
             // UCX 1.13 ends the process when a worker is destroyed that has sent requests for reads. What comes for them lands when
             // the worker makes progress, which it never does again; it stays as it is until the process ends.
@@ -100,18 +122,11 @@ impl Net {
                 self.left.push(unsafe { BorrowedFd::borrow_raw(descriptor) });
             }
             std::mem::forget(queue);
-            let lost = ends.iter().filter(|it| !it.1.is_closed);
-            self.lost.extend(lost.map(|it| EndId(*it.0)));
-        } else {
-            // What still waits to be sent by an end goes with its close, so nothing looks at keys after it.
-            let lost = ends.iter_mut().filter(|it| !it.1.is_closed);
-            self.lost.extend(lost.map(|it| EndId(*it.0)));
             for end in ends.values_mut() {
-                end.close(of);
-                end.destroy_keys(of);
+                end.free_close(of);
             }
-            // SAFETY: it is destroyed once: nothing else has it any more. Its queue is still there.
-            unsafe { (of.ucp_worker_destroy)(worker) };
+        } else {
+            destroy(of, worker, &mut ends);
         }
         for (get, (_, words)) in gets {
             std::mem::forget(words);
@@ -121,25 +136,38 @@ impl Net {
     }
 }
 
+/// Destroys a worker with its ends.
+fn destroy(of: &b::Functions, worker: b::ucp_worker_h, ends: &mut BTreeMap<u64, End>) {
+    // What still waits to be sent by an end goes with its close, so nothing looks at keys after it.
+    for end in ends.values_mut() {
+        end.close(of);
+        end.free_close(of);
+        end.destroy_keys(of);
+    }
+    // SAFETY: it is destroyed once: nothing else has it any more. Its queue is still there.
+    unsafe { (of.ucp_worker_destroy)(worker) };
+}
+
 impl Drop for Net {
     fn drop(&mut self) {
-        let ends = self.reading.iter().flat_map(|it| it.ends.keys().copied());
-        for end in ends.collect::<Vec<_>>() {
-            self.close(EndId(end));
+        if let Some(Reading { ends, lingering, .. }) = &mut self.reading {
+            for (id, end) in ends.iter_mut().filter(|it| !it.1.is_closed) {
+                end.close(&self.context.ucx.functions);
+                lingering.push(EndId(*id));
+            }
         }
+        self.wait(|it| it.reading.as_ref().is_none_or(|it| it.lingering.is_empty()));
         if self.emulates {
             // Replies to reads of others may wait in the worker that serves: UCX 1.13 frees what it never had when it purges them.
             // Both workers stay as they are until the process ends.
             self.context.is_abandoned = true;
             return std::mem::forget(self.reading.take());
         }
-        let reading = self.reading.take().map(|it| (it.worker, it.queue));
-        let destroy = self.context.ucx.functions.ucp_worker_destroy;
-        if let Some((worker, _queue)) = reading {
-            // SAFETY: it has no ends any more, and is destroyed once.
-            unsafe { destroy(worker) };
+        let of = &self.context.ucx.functions;
+        if let Some(Reading { worker, queue: _queue, mut ends, .. }) = self.reading.take() {
+            destroy(of, worker, &mut ends);
         }
         // SAFETY: it is destroyed once.
-        unsafe { destroy(self.serving) };
+        unsafe { (of.ucp_worker_destroy)(self.serving) };
     }
 }

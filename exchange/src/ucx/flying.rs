@@ -33,6 +33,11 @@ impl Flying {
         &self.pull
     }
 
+    /// Restarts its deadline.
+    pub(crate) fn watch_anew(&mut self, tcp: &mut Tcp) {
+        tcp.watch_anew(&mut self.pull);
+    }
+
     /// Which publication it is to bring.
     pub(crate) fn is_to_be_of(&mut self, number: u64) {
         self.pull.is_to_be_of(number);

@@ -9,8 +9,8 @@
 //! ```
 //!
 //! There is no way to call a read back but to close its end by force, and where UCX emulates reads even that waits for the owner.
-//! So a close waits a little, and then the reading worker goes with all its ends: after that nothing is written any more. Readers
-//! of this process are not disturbed: they are served by the other worker.
+//! So a close waits a little, and an end may linger after it: its reads are told as they end. One that lingers for too long can be
+//! ended with the reading worker and all its ends. Readers of this process are not disturbed: they are served by the other worker.
 //!
 //! Invariant: a read is told once, by [`Net::begin`] or by [`Net::done`], and after that nothing is written for it.
 
@@ -96,6 +96,8 @@ pub(super) struct Reading {
     /// Whether its descriptor ends a wait.
     pub(super) is_watched: bool,
     pub(super) ends: BTreeMap<u64, End>,
+    /// Ends that are closed and not over.
+    pub(super) lingering: Vec<EndId>,
     /// Reads under way: of which end, and their words.
     pub(super) gets: BTreeMap<u64, (u64, Option<Words>)>,
 }
@@ -110,7 +112,7 @@ pub(crate) struct Net {
     pub(super) done: VecDeque<Done>,
     pub(super) failed: VecDeque<(EndId, String)>,
     pub(super) lost: VecDeque<EndId>,
-    /// How long the close of an end may take before its worker goes.
+    /// How long a close waits for the end of all reads.
     pub(crate) closing: Duration,
     pub(super) next: u64,
     /// Descriptors of workers that were left.
@@ -181,8 +183,9 @@ impl Net {
     fn open_reading(&mut self) -> Result<&mut Reading, UcxError> {
         if self.reading.is_none() {
             let (worker, queue) = (self.context.worker()?, Arc::default());
-            let (ends, gets) = (BTreeMap::new(), BTreeMap::new());
-            self.reading = Some(Reading { worker, queue, is_watched: false, ends, gets });
+            let (ends, gets, lingering) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+            self.reading =
+                Some(Reading { worker, queue, is_watched: false, ends, lingering, gets });
         }
         Ok(self.reading.as_mut().expect("just made"))
     }
@@ -332,6 +335,7 @@ impl Net {
             }
         }
         self.collect();
+        self.bury();
         is_more
     }
 
@@ -370,7 +374,7 @@ impl Net {
         self.failed.pop_front()
     }
 
-    /// The next end that was closed because another one did not close in time: nothing is wrong with its owner.
+    /// The next end that went with another one, by [`Self::cut`]: nothing is wrong with its owner.
     pub(crate) fn lost(&mut self) -> Option<EndId> {
         self.lost.pop_front()
     }

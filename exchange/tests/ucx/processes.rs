@@ -126,6 +126,48 @@ fn an_owner_that_is_stopped_takes_nothing_from_another() {
 }
 
 #[test]
+fn an_owner_that_is_stopped_with_a_full_queue_keeps_a_landing_until_it_goes_on() {
+    // Over RDMA no owner holds up the end of a read.
+    if sharing() == Sharing::Off || is_rdma() {
+        return;
+    }
+    let (clock, hand) = Clock::driven();
+    let mut reader = Node::on(config(READER), clock, sharing());
+    let mut stopped = Told::start(OWNS);
+    let mut other = Told::start_by(&["env", "CADRE_SECOND_OWNER=1"], OWNS);
+    reach(&mut reader, OWNER, &mut stopped);
+    reach(&mut reader, SECOND, &mut other);
+    let late = begin(&mut reader, Duration::from_secs(10));
+    until_in_the_middle(&mut reader, late);
+    stopped.stop();
+    // More looks at its board than its queue has room for: a close has to wait for it.
+    let room = reader.tcp.land(Buffer::zeroed(8 * 100));
+    for region in 0..100 {
+        let pieces = [(0, 8 * u64::from(region), 8)];
+        let key = cadre_exchange::RegionKey([9, region, 0, 0]);
+        reader.pull_until(OWNER, key, &pieces, room, Duration::from_secs(10));
+    }
+    let waits = begin_from(&mut reader, SECOND, Duration::from_mins(1));
+    reader.poll();
+    hand.advance(Duration::from_secs(11));
+    until(&mut [&mut reader], |nodes| nodes[0].result(late.0).is_some());
+    assert_eq!(reader.result(late.0), Some(Err(PullError::Deadline)));
+    assert!(reader.tcp.is_busy(late.1), "the owner may still answer");
+    assert!(reader.tcp.take(late.1).is_err());
+    assert_eq!(reader.result(waits.0), None, "of the other nothing has ended");
+    stopped.go_on();
+    until(&mut [&mut reader], |nodes| !nodes[0].tcp.is_busy(late.1));
+    let mut ours = reader.tcp.take(late.1).expect("nothing is written any more");
+    ours.bytes_mut().fill(9);
+    until(&mut [&mut reader], |nodes| nodes[0].result(waits.0).is_some());
+    assert_eq!(reader.result(waits.0), Some(Ok(BYTES as u64)));
+    assert!(reader.tcp.take(waits.1).expect("it ended") == pattern(BYTES, 1));
+    assert!(whole(&mut reader).expect("published") == pattern(BYTES, 1));
+    assert!(ours.bytes().iter().all(|it| *it == 9), "ours is ours");
+    assert_eq!(reader.tcp.traffic().tcp_bytes, 0);
+}
+
+#[test]
 fn a_pull_that_is_not_late_waits_on_when_another_of_its_owner_is() {
     // Over RDMA an owner that is stopped makes no pull late.
     if sharing() == Sharing::Off || is_rdma() {

@@ -3,7 +3,7 @@
 //! In: reasons, time. Out: pulls that go over their link, wait for a new way, or end. Where UCX must be taken, a way that cannot be had
 //! closes the link; a deadline closes none. A way that goes with another one's end is opened anew at once.
 //!
-//! Invariant: nothing is written for a pull when it leaves its way.
+//! Invariant: a pull for which something may still be written goes to [`super::left`], and nowhere else.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -15,7 +15,7 @@ use crate::paths::Paths;
 use crate::peer::PeerId;
 use crate::provider::{Event, Provider as _, PullError, PullId};
 use crate::tcp::Pull;
-use crate::ucx::EndId;
+use crate::ucx::{EndId, Flying};
 
 /// Turns of UCX, each of many reads, before something is called late.
 const MOST_TURNS: usize = 64;
@@ -29,7 +29,7 @@ impl Remote {
             Stage::Looking { until, .. } => Some(until),
             Stage::Asked | Stage::Open { .. } | Stage::Shut { .. } => None,
         });
-        waiting.chain(reading).chain(looks).min()
+        waiting.chain(reading).chain(looks).chain(self.next_left()).min()
     }
 
     fn late_at(&self, reading: &Reading) -> Instant {
@@ -54,20 +54,29 @@ impl Remote {
         late
     }
 
-    /// Closes the endpoint of a peer and returns its pulls: UCX writes nothing for them any more.
-    fn close_end(&mut self, peer: PeerId, now: Instant) -> Vec<Pull> {
+    /// Closes the endpoint of a peer and takes its pulls: those for which UCX writes nothing any more, and of the others, which
+    /// are kept, their numbers.
+    fn close_end(&mut self, peer: PeerId, now: Instant) -> (Vec<Pull>, Vec<PullId>) {
         if let Some(end) = self.ways.get(&peer).and_then(Way::end) {
             self.net.close(end);
         }
         self.count_done(now);
+        self.leave_reads(peer);
         let reading = &self.reading;
         self.done.retain(|(what, _)| match what {
             For::Entry(id) | For::Rows(id, _) => reading.get(id).is_none_or(|it| it.peer() != peer),
             For::Look(whose, _) => *whose != peer,
+            For::Left(_) => true,
         });
         let theirs = self.reading.iter().filter(|it| it.1.peer() == peer);
-        let theirs: Vec<_> = theirs.map(|it| *it.0).collect();
-        theirs.into_iter().filter_map(|id| self.remove(id)).collect()
+        let (mut free, mut kept) = (Vec::new(), Vec::new());
+        for id in theirs.map(|it| *it.0).collect::<Vec<_>>() {
+            match self.take_out(id) {
+                Some(flying) if flying.is_flying() => kept.push(self.keep(flying, now)),
+                flying => free.extend(flying.map(Flying::into_pull)),
+            }
+        }
+        (free, kept)
     }
 
     /// The peer that an endpoint leads to.
@@ -77,21 +86,26 @@ impl Remote {
 }
 
 impl Paths {
-    /// Closes the endpoint of a peer and returns its pulls. If endpoints of other peers are lost
-    /// with it, asks those for their cards again at once, since nothing is wrong with them.
-    pub(super) fn close_way(&mut self, peer: PeerId) -> Vec<Pull> {
+    /// Closes the endpoint of a peer and returns its pulls. Of those for which UCX may still write, the numbers: they are kept with a
+    /// new deadline.
+    pub(super) fn close_way(&mut self, peer: PeerId) -> (Vec<Pull>, Vec<PullId>) {
         let now = self.tcp.now();
-        let Some(remote) = &mut self.remote else { return Vec::new() };
-        let pulls = remote.close_end(peer, now);
+        let Some(remote) = &mut self.remote else { return (Vec::new(), Vec::new()) };
+        let (free, kept) = remote.close_end(peer, now);
+        for id in &kept {
+            remote.watch_left_anew(*id, &mut self.tcp);
+        }
+        (free, kept)
+    }
+
+    /// Asks owners for their cards again whose endpoints were closed with others, since nothing is wrong with them.
+    pub(super) fn reopen_lost(&mut self) {
         while let Some(end) = self.remote.as_mut().and_then(|it| it.net.lost()) {
-            if let Some(other) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
-                tracing::debug!(
-                    "the way to {other} is opened anew: it was closed with that to {peer}"
-                );
-                self.ask_card(other);
+            if let Some(peer) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
+                tracing::debug!("the way to {peer} is opened anew: it was closed with another one");
+                self.ask_card(peer);
             }
         }
-        pulls
     }
 
     /// Lets a pull that has left its way begin again: by the next one where there must be one, else over the link.
@@ -132,6 +146,7 @@ impl Paths {
             let why = "it does not answer by UCX";
             self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
+        self.end_late_left(now);
         let late = self.remote.as_mut().map_or_else(Vec::new, |it| it.late(now));
         let stuck: BTreeSet<_> = late.iter().filter(|it| it.2).map(|it| it.1).collect();
         for (id, _, _) in late.iter().filter(|it| !stuck.contains(&it.1)) {
@@ -148,7 +163,7 @@ impl Paths {
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
     pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: &Onward) {
-        let pulls = self.close_way(peer);
+        let (pulls, kept) = self.close_way(peer);
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };
         let required = remote.required;
@@ -164,6 +179,15 @@ impl Paths {
             Onward::Link(late) => (required && late.is_empty(), required && !late.is_empty()),
             Onward::End(_) => (false, false),
         };
+        for id in kept {
+            match onward {
+                Onward::Link(late) if late.contains(&id) => self.tell_left(id, PullError::Deadline),
+                Onward::Link(_) if closes => self.tell_left(id, PullError::PeerFailed),
+                // It goes on when nothing is written for it any more.
+                Onward::Link(_) => {}
+                Onward::End(error) => self.tell_left(id, error.clone()),
+            }
+        }
         for pull in pulls {
             match onward {
                 Onward::Link(late) if late.contains(&pull.id()) => {
@@ -202,14 +226,13 @@ impl Paths {
 
     /// Ends all pulls from a peer that UCX brings, and forgets the way.
     pub(in crate::paths) fn end_all_remote(&mut self, peer: PeerId, why: &PullError) {
-        if self
-            .remote
-            .as_ref()
-            .is_none_or(|it| !it.ways.contains_key(&peer) && it.waiting.is_empty())
-        {
+        if self.remote.as_ref().is_none_or(|it| {
+            !it.ways.contains_key(&peer) && it.waiting.is_empty() && it.left.is_empty()
+        }) {
             return;
         }
         self.leave(peer, "its link is closed", false, &Onward::End(why.clone()));
+        self.tell_all_left(peer, why);
         let Some(remote) = &mut self.remote else { return };
         remote.ways.remove(&peer);
         let theirs = |it: &mut Pull| it.peer() == peer;
@@ -220,7 +243,8 @@ impl Paths {
 
     /// How long nothing of UCX is late.
     pub(in crate::paths) fn rest_remote(&self, now: Instant) -> Duration {
-        let late = self.remote.as_ref().and_then(Remote::next_late);
-        late.map_or(Duration::MAX, |it| it.saturating_duration_since(now))
+        let Some(remote) = &self.remote else { return Duration::MAX };
+        let late = remote.next_late().map_or(Duration::MAX, |it| it.saturating_duration_since(now));
+        late.min(remote.rest_left())
     }
 }

@@ -19,6 +19,7 @@
 
 mod card;
 mod leaving;
+mod left;
 mod opening;
 mod pulls;
 mod reads;
@@ -32,6 +33,7 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::card::CARD;
 use self::card::{CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
+use self::left::Left;
 use self::pulls::Reading;
 use self::way::Way;
 use super::ways::{FIRST_REST, LONGEST_REST};
@@ -43,7 +45,7 @@ use crate::tcp::{Limits, Pull, Tcp};
 use crate::ucx::{Done, GetId, Net, Transports};
 use crate::ucx_error::UcxError;
 
-/// How long an owner may think about what it shows, and about the first look.
+/// How long an owner may think about what it shows, and about the first look; and how long a closed endpoint may linger.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What there is where rows take UCX.
@@ -71,6 +73,8 @@ pub(super) struct Remote {
     asked: BTreeMap<PullId, Asked>,
     /// Pulls whose rows are being read, in the order in which they began.
     reading: BTreeMap<PullId, Reading>,
+    /// Pulls that were left while UCX could write for them.
+    left: BTreeMap<PullId, Left>,
     /// When which of them may be late.
     deadlines: BTreeSet<(Instant, PullId)>,
     /// Reads under way: what for.
@@ -105,12 +109,14 @@ enum For {
     Entry(PullId),
     /// A number of bytes of a pull.
     Rows(PullId, u64),
+    /// Bytes of a pull that was left.
+    Left(PullId),
 }
 
 impl For {
     fn bytes(self) -> u64 {
         match self {
-            Self::Look(..) | Self::Entry(_) => 0,
+            Self::Look(..) | Self::Entry(_) | Self::Left(_) => 0,
             Self::Rows(_, bytes) => bytes,
         }
     }
@@ -178,6 +184,7 @@ impl Remote {
             ways: BTreeMap::new(),
             asked: BTreeMap::new(),
             reading: BTreeMap::new(),
+            left: BTreeMap::new(),
             deadlines: BTreeSet::new(),
             gets: BTreeMap::new(),
             flying_bytes: 0,
@@ -296,6 +303,7 @@ impl Remote {
     #[cfg(test)]
     pub(super) fn is_idle(&self) -> bool {
         let is_idle = self.reading.is_empty() && self.gets.is_empty() && self.waiting.is_empty();
+        let is_idle = is_idle && self.left.is_empty();
         assert!(!is_idle || self.flying_bytes == 0 && self.deadlines.is_empty());
         is_idle
     }

@@ -84,6 +84,9 @@ impl Remote {
     pub(super) fn count_done(&mut self, now: Instant) {
         while let Some(done) = self.net.done() {
             let Some(what) = self.gets.remove(&done.get) else { continue };
+            if let For::Left(id) = what {
+                self.left_ended(id);
+            }
             if let For::Entry(id) | For::Rows(id, _) = what
                 && let Some(reading) = self.reading.get_mut(&id)
             {
@@ -93,12 +96,12 @@ impl Remote {
                         reading.flying.ended();
                         self.flying_bytes -= bytes;
                     }
-                    For::Look(..) | For::Entry(_) => reading.is_looking = false,
+                    For::Look(..) | For::Entry(_) | For::Left(_) => reading.is_looking = false,
                 }
                 if let Some(way) = way {
                     match what {
                         For::Rows(_, bytes) => way.flying_bytes -= bytes,
-                        For::Look(..) | For::Entry(_) => way.looks -= 1,
+                        For::Look(..) | For::Entry(_) | For::Left(_) => way.looks -= 1,
                     }
                     if done.result.is_ok() {
                         way.heard = Some(now);
@@ -121,9 +124,14 @@ impl Remote {
 
     /// A pull that is under way no more.
     pub(super) fn remove(&mut self, id: PullId) -> Option<Pull> {
+        self.take_out(id).map(Flying::into_pull)
+    }
+
+    /// A pull that is read no more, of which reads may be under way.
+    pub(super) fn take_out(&mut self, id: PullId) -> Option<Flying> {
         let it = self.reading.remove(&id)?;
         self.deadlines.remove(&(it.look_at, id));
-        Some(it.flying.into_pull())
+        Some(it.flying)
     }
 
     /// Lets a pull be read if the keys of all its stretches are here.
@@ -230,6 +238,7 @@ impl Paths {
                 Some(reading) => reading.peer(),
                 None => return,
             },
+            For::Left(id) => return self.got_left(id),
         };
         if let Err(why) = &done.result {
             let why = format!("a read ended with {why:?}");
@@ -239,6 +248,7 @@ impl Paths {
             For::Look(peer, _) => self.seen(peer),
             For::Entry(id) => self.step(id, &done.words),
             For::Rows(id, _) => remote.look_again_if_whole(id),
+            For::Left(_) => {}
         }
     }
 

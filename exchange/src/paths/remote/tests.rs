@@ -2,19 +2,19 @@
 //!
 //! Over shared memory of UCX; without UCX they say that they were skipped.
 
-use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::For;
 use super::card::LONGEST_KEY;
 use super::way::{Onward, Stage};
 use crate::buffer::Buffer;
-use crate::clock::Clock;
+use crate::clock::{Clock, Hand};
 use crate::paths::{Path, Paths, PathsConfig, Sharing};
 use crate::peer::{PeerId, Piece, RegionKey, Role};
 use crate::pool::Pool;
-use crate::provider::{Event, Provider as _, PullRequest};
+use crate::provider::{Error, Event, LandingId, Provider as _, PullError, PullId, PullRequest};
 use crate::tcp::{Encryption, Limits, TcpConfig};
 use crate::ucx::Transports;
 
@@ -138,55 +138,161 @@ fn ends_that_nothing_wakes_are_closed_and_later_ones_are_watched() {
     assert!(!is_asked, "it is watched");
 }
 
-#[test]
-fn a_way_that_is_closed_with_another_one_is_opened_anew_and_its_pulls_wait_for_it() {
-    let [Some(mut owner), Some(mut second), Some(mut reader)] =
-        [OWNER, SECOND, READER].map(|it| open(it, Clock::system()))
-    else {
-        return;
-    };
-    reader.remote.as_mut().unwrap().required = true;
-    let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
-    let key = RegionKey([5; 4]);
-    let mut events = Vec::new();
-    for (id, it) in [(OWNER, &mut owner), (SECOND, &mut second)] {
-        it.publish(key, Arc::new(pool.take(64)));
-        reader.connect(id, &it.address());
-    }
-    for _ in 0..20_000 {
-        poll(&mut owner);
-        poll(&mut second);
-        reader.poll(Duration::from_millis(1), &mut events);
-        if [OWNER, SECOND].map(|it| reader.path(it)) == [Path::Ucx; 2] {
-            break;
+/// A reader with ways to two owners, each of which publishes `KEY`.
+struct Three {
+    reader: Paths,
+    owners: [Paths; 2],
+    hand: Hand,
+    events: Vec<Event>,
+}
+
+const KEY: RegionKey = RegionKey([5; 4]);
+/// More than one part.
+const BYTES: usize = 4 << 20;
+
+impl Three {
+    /// None where this machine has no UCX.
+    fn open(required: bool) -> Option<Self> {
+        let (clock, hand) = Clock::driven();
+        let mut reader = open(READER, clock)?;
+        reader.remote.as_mut().unwrap().required = required;
+        let mut owners = [open(OWNER, Clock::system())?, open(SECOND, Clock::system())?];
+        let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
+        for (id, it) in [OWNER, SECOND].into_iter().zip(&mut owners) {
+            let mut rows = pool.take(BYTES);
+            rows.bytes_mut().fill(5);
+            it.publish(KEY, Arc::new(rows));
+            reader.connect(id, &it.address());
         }
+        let mut three = Self { reader, owners, hand, events: Vec::new() };
+        three.until(2, |it| [OWNER, SECOND].map(|id| it.reader.path(id)) == [Path::Ucx; 2]);
+        Some(three)
     }
-    // Looks at both are under way, and the close of one takes too long.
-    let [_, waits] = [OWNER, SECOND].map(|peer| {
-        let landing = reader.land(Buffer::zeroed(64));
-        let pieces = vec![Piece { remote: 0, local: 0, bytes: 64 }];
+
+    /// Polls the reader and the last `owners` owners.
+    fn until(&mut self, owners: usize, is_there: impl Fn(&Self) -> bool) {
+        for _ in 0..20_000 {
+            if is_there(self) {
+                return;
+            }
+            self.owners.iter_mut().rev().take(owners).for_each(poll);
+            self.reader.poll(Duration::from_millis(1), &mut self.events);
+        }
+        panic!("it never came to it: {:?}", self.events);
+    }
+
+    fn pull(&mut self, peer: PeerId, key: RegionKey, bytes: usize) -> (PullId, LandingId) {
+        let landing = self.reader.land(Buffer::zeroed(bytes));
+        let pieces = vec![Piece { remote: 0, local: 0, bytes: bytes as u64 }];
         let patience = Duration::from_mins(1);
-        reader.pull(PullRequest { peer, key, pieces, landing, patience })
-    });
-    poll(&mut reader);
-    reader.remote.as_mut().unwrap().net.closing = Duration::ZERO;
-    let reading = &reader.remote.as_ref().unwrap().reading;
-    let late: BTreeSet<_> = reading.keys().take(1).copied().collect();
-    reader.leave(OWNER, "a test", false, &Onward::Link(late));
-    assert_eq!(reader.remote.as_ref().unwrap().net.ends(), 0, "the end of the other went with it");
-    let ended = |events: &[Event]| {
-        events.iter().any(|it| matches!(it, Event::Pulled { pull, .. } if *pull == waits))
-    };
-    for _ in 0..20_000 {
-        if ended(&events) {
-            break;
-        }
-        poll(&mut owner);
-        poll(&mut second);
-        reader.poll(Duration::from_millis(1), &mut events);
+        (self.reader.pull(PullRequest { peer, key, pieces, landing, patience }), landing)
     }
-    assert!(events.contains(&Event::Pulled { pull: waits, result: Ok(64) }), "{events:?}");
-    let ends = |it: &&Event| matches!(it, Event::Connected(_) | Event::Closed { .. });
-    assert_eq!(events.iter().filter(ends).count(), 2, "both connected once: {events:?}");
-    assert_eq!((reader.path(SECOND), reader.traffic().ucx_bytes), (Path::Ucx, 64));
+
+    fn end_of(&self, wanted: PullId) -> Option<Result<u64, PullError>> {
+        let end = |it: &Event| {
+            if let Event::Pulled { pull, result } = it
+                && *pull == wanted
+            {
+                return Some(result.clone());
+            }
+            None
+        };
+        let ends: Vec<_> = self.events.iter().filter_map(end).collect();
+        assert!(ends.len() <= 1, "a pull ends once");
+        ends.into_iter().next()
+    }
+
+    /// A pull from the first owner, which stands still in the middle of it with a full queue: then a close has to wait for it.
+    fn stuck(&mut self) -> (PullId, LandingId) {
+        let wanted = self.pull(OWNER, KEY, BYTES);
+        self.until(2, |it| {
+            let gets = &it.reader.remote.as_ref().unwrap().gets;
+            gets.values().any(|it| matches!(it, For::Rows(..)))
+        });
+        for region in 0..100 {
+            self.pull(OWNER, RegionKey([6, region, 0, 0]), 8);
+        }
+        self.reader.poll(Duration::from_millis(1), &mut self.events);
+        wanted
+    }
+
+    fn leave(&mut self, late: &[PullId]) {
+        let late = late.iter().copied().collect();
+        self.reader.leave(OWNER, "a test", false, &Onward::Link(late));
+        assert_eq!(self.reader.remote.as_ref().unwrap().left.len(), 1, "it lingers");
+    }
+
+    fn is_whole(&mut self, (pull, landing): (PullId, LandingId)) {
+        assert_eq!(self.end_of(pull), Some(Ok(BYTES as u64)));
+        assert!(self.reader.take(landing).unwrap().bytes().iter().all(|it| *it == 5));
+    }
+}
+
+#[test]
+fn a_close_that_takes_long_costs_its_own_way_alone_and_its_pull_goes_on_by_tcp() {
+    let Some(mut three) = Three::open(false) else { return };
+    let stuck = three.stuck();
+    three.leave(&[]);
+    assert_eq!([OWNER, SECOND].map(|it| three.reader.path(it)), [Path::Tcp, Path::Ucx]);
+    let other = three.pull(SECOND, KEY, BYTES);
+    three.until(1, |it| it.end_of(other.0).is_some());
+    three.is_whole(other);
+    let traffic = three.reader.traffic();
+    assert_eq!((traffic.ucx_bytes, traffic.tcp_bytes), (BYTES as u64, 0));
+    assert_eq!(three.end_of(stuck.0), None, "its landing may still be written");
+    assert!(matches!(three.reader.take(stuck.1), Err(Error::Busy { outstanding: 1, .. })));
+    // The owner goes on.
+    three.until(2, |it| it.end_of(stuck.0).is_some());
+    three.is_whole(stuck);
+    let traffic = three.reader.traffic();
+    assert_eq!((traffic.ucx_bytes, traffic.tcp_bytes), (BYTES as u64, BYTES as u64));
+    assert_eq!(three.reader.remote.as_ref().unwrap().net.ends(), 1, "nothing is left of it");
+}
+
+#[test]
+fn a_pull_that_ends_while_its_close_takes_long_keeps_its_landing_until_nothing_is_written() {
+    // One that is late, and one whose link is closed here.
+    for error in [PullError::Deadline, PullError::Cancelled] {
+        let Some(mut three) = Three::open(true) else { return };
+        let (pull, landing) = three.stuck();
+        if error == PullError::Deadline {
+            three.leave(&[pull]);
+        } else {
+            three.reader.close(OWNER);
+        }
+        three.until(1, |it| it.end_of(pull).is_some());
+        assert_eq!(three.end_of(pull), Some(Err(error)));
+        assert!(three.reader.is_busy(landing));
+        assert!(matches!(three.reader.take(landing), Err(Error::Busy { outstanding: 1, .. })));
+        let other = three.pull(SECOND, KEY, BYTES);
+        three.until(1, |it| it.end_of(other.0).is_some());
+        three.is_whole(other);
+        assert!(three.reader.is_busy(landing));
+        three.until(2, |it| !it.reader.is_busy(landing));
+        let mut ours = three.reader.take(landing).unwrap();
+        ours.bytes_mut().fill(9);
+        three.until(2, |it| it.reader.remote.as_ref().unwrap().net.ends() < 3);
+        assert!(ours.bytes().iter().all(|it| *it == 9), "ours is ours");
+    }
+}
+
+#[test]
+fn a_close_that_never_ends_takes_all_ways_along_which_are_opened_anew_and_their_pulls_wait() {
+    let Some(mut three) = Three::open(true) else { return };
+    let (pull, landing) = three.stuck();
+    // A look at the other one's board is under way.
+    let waits = three.pull(SECOND, KEY, BYTES);
+    three.reader.poll(Duration::ZERO, &mut three.events);
+    three.leave(&[pull]);
+    assert_eq!(three.reader.remote.as_ref().unwrap().net.ends(), 2);
+    three.hand.advance(Duration::from_secs(5));
+    three.until(0, |it| !it.reader.is_busy(landing));
+    assert!(three.reader.take(landing).is_ok());
+    assert_eq!(three.end_of(waits.0), None);
+    three.until(2, |it| it.end_of(waits.0).is_some());
+    three.is_whole(waits);
+    // The first one may have been given up meanwhile.
+    let ends = |it: &&Event| matches!(it, Event::Connected(peer) | Event::Closed { peer, .. } if *peer == SECOND);
+    assert_eq!(three.events.iter().filter(ends).count(), 1, "connected once, and not closed");
+    assert_eq!((three.reader.path(SECOND), three.reader.traffic().tcp_bytes), (Path::Ucx, 0));
 }

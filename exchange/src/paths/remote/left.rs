@@ -1,0 +1,162 @@
+//! Pulls whose way was left while UCX could still write for them: their landings stay reserved until it has ended that.
+//!
+//! In: pulls of a closed endpoint that lingers, ends of their reads, time. Out: pulls that go on by the next way or over the link, or
+//! whose end was told before.
+//!
+//! ```text
+//! left ──all its reads ended──▶ goes on, from its first byte
+//!   └──late, closed──▶ told ──all its reads ended──▶ its landing is free
+//! ```
+//!
+//! An endpoint costs its own peer's way alone. One that lingers for [`PATIENCE`] is ended with all others, which are opened anew.
+//!
+//! Invariant: a pull leaves this module when nothing is written for it any more.
+
+use std::time::{Duration, Instant};
+
+use super::{For, PATIENCE, Remote};
+use crate::paths::Paths;
+use crate::paths::copies::Better;
+use crate::peer::PeerId;
+use crate::provider::{LandingId, PullError, PullId};
+use crate::tcp::{Pull, Tcp};
+use crate::ucx::Flying;
+
+/// Between two looks at endpoints that linger: some that end wake nobody.
+const LOOK_EVERY: Duration = Duration::from_millis(2);
+
+/// See the module.
+pub(super) struct Left {
+    flying: Flying,
+    since: Instant,
+    /// Whether the event of its end was sent.
+    is_told: bool,
+}
+
+impl Remote {
+    /// Reads of a peer that are under way, whose endpoint was closed: looks are forgotten, and rows are no longer in the windows.
+    pub(super) fn leave_reads(&mut self, peer: PeerId) {
+        let is_theirs = |id: &PullId| self.reading.get(id).is_some_and(|it| it.peer() == peer);
+        let mut bytes_left = 0;
+        self.gets.retain(|_, what| match *what {
+            For::Look(whose, _) => whose != peer,
+            For::Entry(id) => !is_theirs(&id),
+            For::Rows(id, bytes) => {
+                if is_theirs(&id) {
+                    bytes_left += bytes;
+                    *what = For::Left(id);
+                }
+                true
+            }
+            For::Left(_) => true,
+        });
+        self.flying_bytes -= bytes_left;
+        if let Some(way) = self.ways.get_mut(&peer) {
+            (way.flying_bytes, way.looks) = (0, 0);
+        }
+    }
+
+    /// Keeps a pull for which UCX may still write.
+    pub(super) fn keep(&mut self, flying: Flying, now: Instant) -> PullId {
+        let id = flying.pull().id();
+        self.left.insert(id, Left { flying, since: now, is_told: false });
+        id
+    }
+
+    /// Restarts the deadline of a pull that was left.
+    pub(super) fn watch_left_anew(&mut self, id: PullId, tcp: &mut Tcp) {
+        if let Some(left) = self.left.get_mut(&id) {
+            left.flying.watch_anew(tcp);
+        }
+    }
+
+    /// Whether UCX may still write to a landing, for a pull that has ended.
+    pub(in crate::paths) fn is_busy(&self, landing: LandingId) -> bool {
+        self.left.values().any(|it| it.is_told && it.flying.pull().landing() == landing)
+    }
+
+    /// A read of a pull that was left has ended.
+    pub(super) fn left_ended(&mut self, id: PullId) {
+        if let Some(left) = self.left.get_mut(&id) {
+            left.flying.ended();
+        }
+    }
+
+    /// When something has to be done about pulls that were left.
+    pub(super) fn next_left(&self) -> Option<Instant> {
+        let at = |it: &Left| {
+            let end = it.since + PATIENCE;
+            if it.is_told { end } else { end.min(it.flying.pull().late_at()) }
+        };
+        self.left.values().filter(|it| it.flying.is_flying()).map(at).min()
+    }
+
+    /// How long nobody has to look whether endpoints have ended.
+    pub(super) fn rest_left(&self) -> Duration {
+        if self.left.is_empty() { Duration::MAX } else { LOOK_EVERY }
+    }
+}
+
+impl Paths {
+    /// Ends what has waited for too long, and the endpoints with it that linger for too long.
+    pub(super) fn end_late_left(&mut self, now: Instant) {
+        let Some(remote) = &mut self.remote else { return };
+        let late = remote.left.iter().filter(|it| it.1.flying.pull().is_late(now));
+        for id in late.map(|it| *it.0).collect::<Vec<_>>() {
+            self.tell_left(id, PullError::Deadline);
+        }
+        let Some(remote) = &mut self.remote else { return };
+        if remote.left.values().any(|it| it.flying.is_flying() && it.since + PATIENCE <= now) {
+            tracing::warn!(
+                "UCX does not end reads of a closed endpoint: all endpoints are closed and opened anew"
+            );
+            remote.net.cut();
+            remote.count_done(now);
+            self.reopen_lost();
+        }
+    }
+
+    /// Tells the end of a pull that was left, unless it was told.
+    pub(super) fn tell_left(&mut self, id: PullId, why: PullError) {
+        let left = self.remote.as_mut().and_then(|it| it.left.get_mut(&id));
+        if let Some(left) = left.filter(|it| !it.is_told) {
+            left.is_told = true;
+            self.tcp.tell_end(left.flying.pull(), why);
+        }
+    }
+
+    /// Tells the end of all pulls from a peer that were left.
+    pub(super) fn tell_all_left(&mut self, peer: PeerId, why: &PullError) {
+        let left = self.remote.iter().flat_map(|it| &it.left);
+        let theirs = left.filter(|it| it.1.flying.pull().peer() == peer);
+        for id in theirs.map(|it| *it.0).collect::<Vec<_>>() {
+            self.tell_left(id, why.clone());
+        }
+    }
+
+    /// A read of a pull that was left has ended: with the last one nothing is written for it any more.
+    pub(super) fn got_left(&mut self, id: PullId) {
+        let Some(remote) = &mut self.remote else { return };
+        if remote.left.get(&id).is_none_or(|it| it.flying.is_flying()) {
+            return;
+        }
+        let Some(Left { flying, is_told, .. }) = remote.left.remove(&id) else { return };
+        let pull = flying.into_pull();
+        if is_told {
+            self.tcp.free_told(pull);
+        } else {
+            self.go_on(pull);
+        }
+    }
+
+    /// Lets a pull begin again: by a way that is open or being opened where there must be one, else over the link.
+    fn go_on(&mut self, mut pull: Pull) {
+        if self.remote.as_ref().is_some_and(|it| it.required) {
+            pull.begin_anew();
+            self.tcp.watch_anew(&mut pull);
+            self.begin_remote(pull, Better::No);
+        } else {
+            self.begin_again(pull);
+        }
+    }
+}
