@@ -33,7 +33,7 @@ use crate::shared::Stretch;
 /// Turns of a worker before others have theirs.
 const TURNS: usize = 256;
 
-/// How long the close of an end may take before its worker goes.
+/// How long [`Net::close`] waits for the close of an end.
 const CLOSING: Duration = Duration::from_millis(20);
 
 /// Words of the longest read of [`Net::peek`].
