@@ -110,7 +110,8 @@ fn fits(problem: &Problem, plan: &Plan, reserve: u64) -> bool {
     is_small && check_beside(problem, plan, reserve).is_ok()
 }
 
-/// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not bent.
+/// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not
+/// bent. Where places cannot reach each other, one plan is made for all slots.
 ///
 /// # Errors
 ///
@@ -121,6 +122,9 @@ pub fn plan_in_regions(problem: &Problem, slots: u32) -> Result<Plan, Error> {
         return Err(Error::NoWeight { slots: problem.slots.len() as u32 });
     }
     refuse_large_documents(problem)?;
+    if !problem.links.reach_all() {
+        return attempt(problem, problem.digest());
+    }
     regions::plan_all(problem, problem.digest(), slots)
 }
 
@@ -155,7 +159,7 @@ pub(crate) fn of_region(problem: &Problem) -> Result<Plan, Error> {
 }
 
 /// The plan without limits: of all that keep the tolerance or a narrower one, the best.
-fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
+pub(crate) fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     best_of(problem, |asked| made(problem, asked, digest))
 }
 

@@ -12,7 +12,7 @@ use crate::seeds::first_seeds;
 const PROBLEMS: u64 = 300;
 
 /// Up to some 50 slots in place, dedicated or both, and documents under any masks, from less than a tile to some dozens.
-fn problem(draw: &mut Draw, seed: u64) -> Problem {
+pub(crate) fn problem(draw: &mut Draw, seed: u64) -> Problem {
     let kv = draw.of(&[1_u16, 2, 2, 3, 3, 4, 5, 6, 8]);
     let of = |draw: &mut Draw, most: u32| (f64::from(most) * draw.share()) as u32;
     let longest = draw.of(&[100, 400, 1_600, 6_000]);
