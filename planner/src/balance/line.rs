@@ -19,10 +19,10 @@ use std::ops::Range;
 use super::bins::{Bin, Bins};
 use super::coarse::dearest_tile;
 use super::groups::Span;
-use super::{even, fill, rank};
+use super::{even, fill, keeps_tolerance, rank};
 use crate::{Document, DocumentId, Mask, Problem, TILE_ROWS};
 
-/// A plan may finish later by one part in this many of the level, where it saves [`SAVED`].
+/// Where no plan keeps the tolerance, one may finish later by one part in this many of the level if it saves [`SAVED`].
 const LATE: u64 = 100;
 /// A plan that finishes later has to save one part in this many of the bytes.
 const SAVED: i128 = 5;
@@ -69,7 +69,7 @@ pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>>
 }
 
 /// Whether a window leaves out keys of a document.
-fn is_windowed(problem: &Problem) -> bool {
+pub(super) fn is_windowed(problem: &Problem) -> bool {
     problem.layout.documents().iter().any(is_cut_by_window)
 }
 
@@ -77,12 +77,14 @@ fn is_cut_by_window(document: &Document) -> bool {
     matches!(document.mask, Mask::Window { left } if document.rows > left.saturating_add(1))
 }
 
-/// Whether the last of `bins` finishes earlier, or fewer bytes travel; or hardly later with far fewer.
+/// Whether the last of `bins` finishes earlier, or fewer bytes travel; or, where neither keeps the tolerance nor the usual one,
+/// hardly later with far fewer.
 fn is_better(bins: &Bins<'_>, other: &Bins<'_>) -> bool {
     let (a, b) = (rank(bins), rank(other));
     let late = bins.level / LATE;
-    let is_cheap =
-        |a: (u64, i128), b: (u64, i128)| a.0 <= b.0 + late && a.1 <= b.1 - b.1 / SAVED && a.1 < b.1;
+    let is_cheap = |a: (u64, i128), b: (u64, i128)| {
+        !keeps_tolerance(bins, b.0) && a.0 <= b.0 + late && a.1 <= b.1 - b.1 / SAVED && a.1 < b.1
+    };
     is_cheap(a, b) || !is_cheap(b, a) && a < b
 }
 

@@ -49,7 +49,7 @@ use crate::balance::room::Limits;
 use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
 use crate::regions;
-use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
+use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS, Tolerance};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -328,6 +328,11 @@ const MANY: usize = 2_048;
 fn rank(bins: &Bins<'_>) -> (u64, i128) {
     let finish = bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0);
     (finish.saturating_sub(bins.level + bins.enough), Prices::of(bins).of_all(bins))
+}
+
+/// Whether bins that finish so much beyond the tolerated time, as [`rank`] says, keep the tolerance, or at least the usual one.
+fn keeps_tolerance(bins: &Bins<'_>, late: u64) -> bool {
+    late == 0 || late + bins.enough <= Tolerance::USUAL.enough(bins.level)
 }
 
 /// A document of which even one tile with its keys fits no slot three times over.

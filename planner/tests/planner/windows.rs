@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use cadre_planner::{
-    BundleId, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId, Traffic, plan,
+    BundleId, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId, Tolerance,
+    Traffic, plan,
 };
 
 use crate::draws::{Draw, Where};
@@ -219,29 +220,57 @@ fn windows_of_fresh_draws_bring_their_halo_and_nothing_else() {
     let mut worse = Vec::new();
     for (first, count) in first_seeds("windows", 300, 12) {
         for seed in first..first + count {
-            let mut draw = Draw::new(seed);
-            let place =
-                draw.of(&[Where::Dedicated, Where::Dedicated, Where::InPlace, Where::Mixed]);
-            let slots = 2 * (4 + (draw.share() * 20.0) as u32);
-            let left = draw.of(&[127_u32, 1_023, 4_095, 8_191]);
-            let lanes = draw.of(&[1_u16, 8]);
-            let rank_rows = 16 * K;
-            let (mut documents, mut all) = (Vec::new(), 0);
-            while all < slots * rank_rows {
-                let rows = (draw.share().powi(4) * f64::from(K * K)) as u32;
-                let rows = rows.max(1_000).min(slots * rank_rows - all);
-                all += rows;
-                documents.push(Document { rows, mask: Mask::Window { left } });
-            }
-            let name = format!(
-                "seed {seed}: {} documents, window {}, {place:?}, {slots} slots, {lanes} lanes",
-                documents.len(),
-                left + 1
-            );
-            worse.extend(behind(&name, &case(documents, rank_rows, slots, place, lanes)));
+            let (name, problem) = fresh(seed);
+            worse.extend(behind(&name, &problem));
         }
     }
     assert!(worse.is_empty(), "{} behind the construct:\n{}", worse.len(), worse.join("\n"));
+}
+
+/// A draw of some documents under one window, dedicated, in place or both, 8 to 46 slots.
+fn fresh(seed: u64) -> (String, Problem) {
+    let mut draw = Draw::new(seed);
+    let place = draw.of(&[Where::Dedicated, Where::Dedicated, Where::InPlace, Where::Mixed]);
+    let slots = 2 * (4 + (draw.share() * 20.0) as u32);
+    let left = draw.of(&[127_u32, 1_023, 4_095, 8_191]);
+    let lanes = draw.of(&[1_u16, 8]);
+    let rank_rows = 16 * K;
+    let (mut documents, mut all) = (Vec::new(), 0);
+    while all < slots * rank_rows {
+        let rows = (draw.share().powi(4) * f64::from(K * K)) as u32;
+        let rows = rows.max(1_000).min(slots * rank_rows - all);
+        all += rows;
+        documents.push(Document { rows, mask: Mask::Window { left } });
+    }
+    let name = format!(
+        "seed {seed}: {} documents, window {}, {place:?}, {slots} slots, {lanes} lanes",
+        documents.len(),
+        left + 1
+    );
+    (name, case(documents, rank_rows, slots, place, lanes))
+}
+
+/// Where the heads of a tile row are far less than what is tolerated, evenness that is asked for is kept, however many more bytes
+/// that takes.
+#[test]
+fn windows_keep_the_tolerance() {
+    let (mut late, mut cases) = (Vec::new(), 0);
+    for (first, count) in first_seeds("late windows", 340, 24) {
+        for seed in first..first + count {
+            let (name, drawn) = fresh(seed);
+            for ratio in [1.0, 1.002, 1.004, 1.05] {
+                let tolerance = Tolerance::new(ratio).unwrap();
+                let problem = Problem { tolerance, lanes: 1, ..drawn.clone() };
+                let it = plan(&problem).unwrap().bounds();
+                let reached = it.finish as f64 / it.level as f64;
+                cases += 1;
+                if reached > ratio.max(EVEN) + ROUNDING {
+                    late.push(format!("{name}, one lane, {ratio}: {reached:.5}"));
+                }
+            }
+        }
+    }
+    assert!(late.is_empty(), "{} of {cases} late:\n{}", late.len(), late.join("\n"));
 }
 
 /// What no window asks for is not made worse by one that does: masks of all kinds in one problem.
