@@ -12,10 +12,14 @@
 //!   heads may part.
 //!
 //! Among all ways to cut a line at tile edges for slots in this order, the cuts are those with which the last finishes first.
+//! Slots that cannot reach all ranks take the rows that they reach ([`reach`]).
+
+mod reach;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use self::reach::{Next, Taking};
 use super::bins::{Bin, Bins};
 use super::coarse::dearest_tile;
 use super::groups::Span;
@@ -32,7 +36,7 @@ const CLOSE: u64 = 65_536;
 /// What bins hold that take their rows along a line; none if that is not better than what they hold by now.
 pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>> {
     let problem = start.problem;
-    if !is_windowed(problem) || !start.limits().are_none() || !problem.links.reach_all() {
+    if !is_windowed(problem) || !start.limits().are_none() {
         return None;
     }
     let documents = (0..).map(DocumentId).zip(problem.layout.documents());
@@ -43,16 +47,20 @@ pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>>
     });
     let whole: Vec<Span> = whole.collect();
     let line = Line::of(start, whole.clone());
-    let earliest = line.earliest(start)?;
+    let earliest = line.earliest(start, Next::GoesOn)?;
     let mut all = vec![
-        line.cut(start, &line.taken(start, earliest)?),
+        line.cut(start, &line.taken(start, earliest, Next::GoesOn)?),
         line.cut(start, &line.shared(start)),
-        kept(start.clone(), earliest)?,
     ];
+    all.extend(kept(start.clone(), earliest));
+    if !problem.links.reach_all() {
+        all.extend(line.earliest_cut(start, Next::Stops));
+    }
     if problem.heads_may_part() && start.all.iter().any(|it| it.home().is_some()) {
         let line = Line::of(start, by_heads(problem, whole));
-        all.push(line.cut(start, &line.taken(start, line.earliest(start)?)?));
+        all.extend(line.earliest_cut(start, Next::GoesOn));
     }
+    all.retain(|it| (0..it.all.len()).all(|bin| it.reaches_what_it_holds(bin)));
     let mut best: Option<Bins<'a>> = None;
     for line in all {
         let mut evened = line.clone();
@@ -106,8 +114,7 @@ fn kept(mut bins: Bins<'_>, finish: u64) -> Option<Bins<'_>> {
         touch
     });
     let line = Line::of(&bins, by_heads(bins.problem, others));
-    let taken = line.taken(&bins, line.earliest(&bins)?)?;
-    Some(line.cut(&bins, &taken))
+    line.earliest_cut(&bins, Next::GoesOn)
 }
 
 /// Spans of all heads, each under one after the other where these may part.
@@ -246,20 +253,29 @@ impl Line {
     }
 
     /// The earliest that the last bin can finish; none if no bin has room.
-    fn earliest(&self, bins: &Bins<'_>) -> Option<u64> {
+    fn earliest(&self, bins: &Bins<'_>, next: Next) -> Option<u64> {
         let slowest = bins.all.iter().map(Bin::weight).min().unwrap_or(1).max(1);
         // No bin lets more room go than one tile row needs.
         let tile = dearest_tile(bins, bins.problem.all_heads());
-        let (mut never, mut finish) = (bins.level, bins.level + tile * 100 / slowest + 1);
-        self.taken(bins, finish)?;
+        let mut never = bins.level;
+        // Who cannot reach all ranks may let more go.
+        let later =
+            [0, bins.level / 16, bins.level / 4].map(|it| never + it + tile * 100 / slowest + 1);
+        let mut finish = later.into_iter().find(|it| self.taken(bins, *it, next).is_some())?;
         while finish - never > bins.level / CLOSE + 1 {
             let middle = never.midpoint(finish);
-            match self.taken(bins, middle) {
+            match self.taken(bins, middle, next) {
                 Some(_) => finish = middle,
                 None => never = middle,
             }
         }
         Some(finish)
+    }
+
+    /// Bins with what they take of the line if the last finishes as early as it can.
+    fn earliest_cut<'a>(&self, bins: &Bins<'a>, next: Next) -> Option<Bins<'a>> {
+        let taken = self.taken(bins, self.earliest(bins, next)?, next)?;
+        Some(self.cut(bins, &taken))
     }
 
     /// Bins with what they take of the line.
@@ -325,53 +341,14 @@ impl Line {
     }
 
     /// What each bin takes if none finishes later; none if not all finds room.
-    fn taken(&self, bins: &Bins<'_>, finish: u64) -> Option<Taken> {
-        let (mut whole, mut parts) = (Vec::new(), Vec::new());
-        // The next span, and what is left of it if a bin took its head.
-        let (mut at, mut rest): (usize, Option<Span>) = (0, None);
+    fn taken(&self, bins: &Bins<'_>, finish: u64, next: Next) -> Option<Taken> {
+        let mut taking = Taking::new(self, bins, next);
         for &bin in &self.order {
-            let mut room = room_by(&bins.all[bin], finish);
-            if let Some(span) = rest.take() {
-                let cost = bins.cost(&span);
-                if cost > room {
-                    rest = Some(head(bins, (bin, room), span, &mut parts));
-                    continue;
-                }
-                room -= cost;
-                parts.push((bin, span));
-                at += 1;
-            }
-            let most = self.before[at].saturating_add(room);
-            let end = self.before.partition_point(|it| *it <= most) - 1;
-            if end > at {
-                whole.push((bin, at..end));
-                room = most - self.before[end];
-                at = end;
-            }
-            let Some(span) = self.spans.get(at) else {
-                return Some((whole, parts));
-            };
-            rest = Some(head(bins, (bin, room), span.clone(), &mut parts));
-            if rest.as_ref() == Some(span) {
-                rest = None;
+            taking.turn(bin, room_by(&bins.all[bin], finish));
+            if taking.is_done() {
+                break;
             }
         }
-        (rest.is_none() && at == self.spans.len()).then_some((whole, parts))
+        taking.finish()
     }
-}
-
-/// Gives a bin the head of a span that has room there, and returns the rest.
-fn head(
-    bins: &Bins<'_>,
-    (bin, room): (usize, u64),
-    span: Span,
-    parts: &mut Vec<(usize, Span)>,
-) -> Span {
-    let head = bins.head(&span, room);
-    if head.rows.is_empty() {
-        return span;
-    }
-    let rest = span.with_rows(head.rows.end..span.rows.end);
-    parts.push((bin, head));
-    rest
 }

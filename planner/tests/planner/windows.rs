@@ -273,6 +273,48 @@ fn windows_keep_the_tolerance() {
     assert!(late.is_empty(), "{} of {cases} late:\n{}", late.len(), late.join("\n"));
 }
 
+/// A pair of places that cannot reach each other changes what its own slots take, and no more.
+#[test]
+fn a_pair_out_of_reach_does_not_scatter_a_window() {
+    let mut worse = Vec::new();
+    for (place, slots) in [(Where::Dedicated, 16), (Where::InPlace, 16), (Where::Mixed, 32)] {
+        for lanes in [1, 8] {
+            for window in [512, 4_096] {
+                let documents =
+                    vec![Document { rows: K * K, mask: Mask::Window { left: window - 1 } }];
+                let free = case(documents, K * K / slots, slots, place, lanes);
+                let ranks = slots;
+                let last = free.places().1 as u32 - 1;
+                // Neighbours, places far apart, and one that is cut off from the first half.
+                let half: Vec<(u32, u32)> = (0..ranks / 2).map(|it| (it, last)).collect();
+                for pairs in [vec![(5, 6)], vec![(1, last)], vec![(3, 7), (7, 8)], half] {
+                    let mut cut = free.clone();
+                    cut.links.unreachable = pairs.clone();
+                    let name = format!(
+                        "window {window}, {place:?}, {slots} slots, {lanes} lanes, {pairs:?}"
+                    );
+                    let [before, after] = [&free, &cut].map(|it| plan(it).unwrap());
+                    assert_eq!(after.check(&cut), Ok(()), "{name}");
+                    let [a, b] = [&before, &after].map(|it| bytes(&cut, counted(&cut, it)));
+                    let [even, late] = [&before, &after].map(|it| max_over_mean(&cut, it));
+                    let text = format!(
+                        "{name}: bytes x {:.3}, max/mean {late:.5} (was {even:.5})",
+                        b as f64 / a as f64
+                    );
+                    println!("{text}");
+                    // Whoever takes rows for a neighbour that cannot reach them has keys between.
+                    let keys = Rows { queries: 0, keys: u64::from(K * K / slots) * 8 };
+                    let most = 1.25 * a as f64 + 2.0 * bytes(&cut, keys) as f64;
+                    if b as f64 > most || late > even.max(EVEN) + ROUNDING {
+                        worse.push(text);
+                    }
+                }
+            }
+        }
+    }
+    assert!(worse.is_empty(), "{} scattered:\n{}", worse.len(), worse.join("\n"));
+}
+
 /// What no window asks for is not made worse by one that does: masks of all kinds in one problem.
 #[test]
 fn documents_of_every_mask_in_one_problem_are_covered_and_even() {
