@@ -236,7 +236,8 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
     if let Some(line) = line::better(&start, &bins) {
         bins = line;
     }
-    if problem.links.reach_all() && exact::improve(&mut bins) == 0 {
+    // The exact search keeps heads together.
+    if problem.links.reach_all() && (exact::improve(&mut bins) == 0 || problem.heads_may_part()) {
         small::improve(&mut bins);
     }
     Ok(bins)
