@@ -7,8 +7,8 @@
 //! workloads to those whose name contains it.
 //!
 //! Documents that span ranks are laid out head and tail, as the peer does. Bytes are bf16, one layer,
-//! forward, between different ranks only, all lanes of a slot together. Then come large pools (`pools`), dedicated beside
-//! in place, which need no files.
+//! forward, between different ranks only, all lanes of a slot together. Then come large pools, dedicated beside in place, and
+//! plans of a few tiles (`small`), which need no files.
 
 #![allow(clippy::disallowed_methods, clippy::disallowed_types)] // a bench reads files and clocks
 
@@ -30,10 +30,12 @@ use serde_json::{Value, json};
 use crate::pools::{HEADS, Place, pool};
 use recorded::{Record, Workload, records, workloads};
 
-/// Runs of a workload; the median counts.
+/// Runs of a workload, of which the median counts, and of a plan of few tiles, of which the least does.
 const TURNS: usize = 15;
 /// Runs of a large pool; the least counts.
 const POOL_TURNS: usize = 3;
+/// Seconds that a plan of a few tiles may take.
+const MOST_SMALL: f64 = 0.008;
 
 fn main() {
     let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();
@@ -56,6 +58,9 @@ fn main() {
     }
     if "pools".contains(&filter) {
         pools(&mut lines);
+    }
+    if "small".contains(&filter) {
+        small(&mut lines);
     }
     let target = std::env::var_os("CARGO_TARGET_DIR")
         .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("../target"), PathBuf::from);
@@ -90,6 +95,56 @@ fn pools(lines: &mut Vec<Value>) {
                 "ours": dedicated, "peer": in_place, "peer_name": "the same slots in place", "unit": "s",
                 "ratio": in_place / dedicated}));
         }
+    }
+}
+
+/// How long plans of a few tiles take, which are searched and moved about tile by tile; no recorded files.
+fn small(lines: &mut Vec<Value>) {
+    for tiles in [12, 13, 16, 20, 24] {
+        for slots in [2, 4, 8] {
+            for lanes in [8, 1] {
+                let seconds = [Place::Dedicated, Place::InPlace].map(|place| {
+                    let problem = few_tiles(tiles, slots, lanes, place);
+                    let run = |_| {
+                        let start = Instant::now();
+                        std::hint::black_box(plan(&problem).expect("tiles can be planned"));
+                        start.elapsed().as_secs_f64()
+                    };
+                    (0..TURNS).map(run).fold(f64::INFINITY, f64::min)
+                });
+                let most = seconds[0].max(seconds[1]);
+                let case = format!("{tiles} tiles, {slots} slots, {lanes} lanes: planning");
+                println!(
+                    "{case}: dedicated {:.2} ms, in place {:.2} ms",
+                    1e3 * seconds[0],
+                    1e3 * seconds[1]
+                );
+                lines.push(
+                    json!({"case": case, "ours": most, "peer": MOST_SMALL, "peer_name": "the bar",
+                    "unit": "s", "ratio": MOST_SMALL / most}),
+                );
+            }
+        }
+    }
+}
+
+/// Four documents of so many tiles together, the last tile of each in part, over as many ranks as there are slots.
+fn few_tiles(tiles: u32, slots: u32, lanes: u16, place: Place) -> Problem {
+    let parts = [tiles / 2, tiles / 4, tiles / 8];
+    let rest = tiles - parts.iter().sum::<u32>();
+    let documents = parts.into_iter().chain([rest]).zip([31, 100, 64, 7]);
+    let documents: Vec<Document> = documents
+        .map(|(tiles, less)| Document { rows: 128 * tiles - less, mask: Mask::Causal })
+        .collect();
+    let rows: u32 = documents.iter().map(|it| it.rows).sum();
+    let layout = Layout::end_to_end(documents, rows.div_ceil(slots)).expect("documents have rows");
+    let ranks = layout.ranks().len() as u32;
+    let home = |slot: u32| (place == Place::InPlace && slot < ranks).then_some(RankId(slot));
+    let slot = |it| Slot { weight: 100, head_start: 0, home: home(it), memory: 1 << 50 };
+    Problem {
+        layout,
+        slots: (0..slots).map(slot).collect(),
+        ..pool(1, 1, lanes, Place::Dedicated, 1)
     }
 }
 

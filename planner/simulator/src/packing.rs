@@ -3,7 +3,8 @@
 //! In: documents, groups, ranks of a group. Out: which group has which documents, and the [`Phase`] of that. Inside a
 //! group every document is cut into heads and tails over all ranks, so a group is balanced; K and V are gathered from
 //! all its ranks in a ring before attention and their gradients are spread the same way after it. What differs
-//! between groups stays: they meet at the end of the step.
+//! between groups stays: they meet at the end of the step. A rank can do one part in `ranks` of its work before keys of
+//! others come: its head and its tail with the keys of both.
 //!
 //! [`fixed`] keeps sequences as they are drawn. [`variable`] spreads documents over groups by the time that they take,
 //! as far as memory lets it (after WLB-LLM).
@@ -66,8 +67,9 @@ pub(crate) fn phase(model: &Model, groups: &[Vec<u32>], ranks: usize) -> Phase {
         let gathered = tokens * row * (ranks as u64 - 1) / ranks as u64;
         for rank in 0..ranks {
             phase.tokens.push(share(tokens, rank));
-            phase.cost.push(share(cost, rank));
-            phase.local.push(0);
+            let cost = share(cost, rank);
+            phase.cost.push(cost);
+            phase.local.push(cost / ranks as u64);
             if gathered > 0 {
                 let next = group * ranks + (rank + 1) % ranks;
                 let bytes = Bytes {
@@ -120,5 +122,22 @@ mod tests {
         assert_eq!(phase.wires[&(0, 1)].inputs, 8192 * 4 * 1024 * 3 / 4);
         assert!(phase.wires.contains_key(&(7, 4)));
         assert!(phase.cost[0] > phase.cost[4], "one document of all tokens costs more than two");
+    }
+
+    /// Head and tail of every rank, counted row by row.
+    #[test]
+    fn what_needs_no_keys_of_others_is_local() {
+        let (rows, ranks) = (4_096, 4);
+        let phase = phase(&Model::B8, &[vec![rows]], ranks);
+        let piece = rows / (2 * ranks as u32);
+        for rank in 0..ranks as u32 {
+            let tail = 2 * ranks as u32 - 1 - rank;
+            let own = |row: u32| [rank, tail].contains(&(row / piece));
+            let pairs = |row: u32| (0..=row).filter(|key| own(*key)).count() as u64;
+            let local: u64 = (0..rows).filter(|row| own(*row)).map(pairs).sum();
+            let local = local * u64::from(Model::B8.heads.query);
+            let told = phase.local[rank as usize];
+            assert!(told.abs_diff(local) < local / 100, "{rank}: {told}, counted {local}");
+        }
     }
 }

@@ -28,7 +28,8 @@ fn each_gain_of_ours_is_one_and_none_beats_the_ideal() {
         let [one, in_call, ping_pong, both] = row.greedy_overlaps;
         assert_eq!(ping_pong, kernel, "the published system overlaps by ping-pong");
         assert!(both <= in_call && both <= ping_pong && ping_pong < one, "{row:?}");
-        assert!(row.packed_in_call_nanos <= row.packed_hopper_nanos, "{row:?}");
+        let [in_call, one] = [row.packed_in_call_nanos, row.packed_hopper_nanos];
+        assert!(in_call < one && row.ideal_nanos < in_call, "packing hides keys, too: {row:?}");
         assert!(row.greedy_own_nanos > 0 && row.greedy_own_nanos <= one, "{row:?}");
         assert!(
             row.link_bound_nanos > 0 && row.link_bound_nanos <= row.ours_overlaps[0],

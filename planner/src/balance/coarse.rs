@@ -13,8 +13,8 @@ use std::ops::Range;
 use super::bin::Bin;
 use super::bins::Bins;
 use super::prices::Prices;
-use super::{even, fill};
-use crate::TILE_ROWS;
+use super::{even, fill, keeps_tolerance, line, rank};
+use crate::{TILE_ROWS, Tolerance};
 
 /// A tile row is coarse if it costs more than one part in this many of the level.
 const COARSE: u64 = 50;
@@ -23,9 +23,14 @@ const LATE: u64 = 100;
 /// A plan that finishes so late has to save one part in this many of the bytes.
 const SAVED: i128 = 5;
 
-/// A plan that tolerates the later finish and keeps more rows at home; none if it is not much cheaper than `fine`.
+/// A plan that tolerates the later finish and keeps more rows at home; none if it is not much cheaper than `fine`, or if that keeps
+/// a tolerance that is not the usual one.
 pub(super) fn cheaper<'a>(start: Bins<'a>, fine: &Bins<'a>) -> Option<Bins<'a>> {
     let problem = start.problem;
+    let is_asked_for = problem.tolerance != Tolerance::USUAL || line::is_windowed(problem);
+    if is_asked_for && keeps_tolerance(fine, rank(fine).0) {
+        return None;
+    }
     let heads = if problem.heads_may_part() { 0..1 } else { problem.all_heads() };
     if dearest_tile(&start, heads) <= start.level / COARSE {
         return None;

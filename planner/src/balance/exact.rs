@@ -76,12 +76,12 @@ pub(super) struct Search<'a> {
     least: i128,
     best: Option<Vec<u8>>,
     pub(super) visits: usize,
-    /// Bytes with which a state was reached.
-    reached: BTreeMap<State, i128>,
+    /// By tile: bytes with which a state was reached.
+    reached: Vec<BTreeMap<State, i128>>,
 }
 
-/// Tile, and by bin which it is like, its load and the keys that it holds of the tile's document; like ones in order of load.
-type State = (usize, Vec<(usize, u64, u32, u32)>);
+/// By bin which it is like, its load and the keys that it holds of a tile's document; like ones in order of load.
+type State = Vec<(usize, u64, u32, u32)>;
 
 /// An assignment of the tiles up to here.
 struct Way {
@@ -109,7 +109,7 @@ impl<'a> Search<'a> {
             least: least.unwrap_or(i128::MAX),
             best: None,
             visits: 0,
-            reached: BTreeMap::new(),
+            reached: vec![BTreeMap::new(); tiles.len()],
         }
     }
 
@@ -142,10 +142,8 @@ impl<'a> Search<'a> {
         if room < self.rest[at] {
             return;
         }
-        let before = way.held.clone();
-        if tile.starts {
-            way.held.fill(Keys::default());
-        }
+        let none = tile.starts.then(|| vec![Keys::default(); way.held.len()]);
+        let before = none.map(|none| std::mem::replace(&mut way.held, none));
         if self.is_new(at, way) {
             for (more, bin) in self.options(tile, way) {
                 let held = way.held[bin].clone();
@@ -161,7 +159,9 @@ impl<'a> Search<'a> {
                 (way.held[bin], way.bytes) = (held, bytes);
             }
         }
-        way.held = before;
+        if let Some(before) = before {
+            way.held = before;
+        }
     }
 
     /// Whether no earlier path reached this state as cheaply.
@@ -175,10 +175,10 @@ impl<'a> Search<'a> {
                 (tile.alike[bin], way.loads[bin], held.start, held.end)
             }
         };
-        let mut state: Vec<_> = (0..way.loads.len()).map(of_bin).collect();
+        let mut state: State = (0..way.loads.len()).map(of_bin).collect();
         state.sort_unstable();
         let bytes = if self.any { 0 } else { way.bytes };
-        let before = self.reached.entry((at, state)).or_insert(i128::MAX);
+        let before = self.reached[at].entry(state).or_insert(i128::MAX);
         let is_new = bytes < *before;
         *before = bytes.min(*before);
         is_new

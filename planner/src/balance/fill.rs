@@ -67,14 +67,18 @@ pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) 
                     span.clone()
                 } else {
                     // The slot has no room for the whole piece: it keeps the head, which needs the
-                    // fewest keys.
-                    let [_, head] = ends(&span, |it| bins.has_room(bin, it));
-                    head
+                    // fewest keys. Where a window needs keys before the piece that are out of reach, it keeps the tail.
+                    let [tail, head] = ends(&span, |it| bins.has_room(bin, it));
+                    if tail.rows.len() > head.rows.len() { tail } else { head }
                 };
                 if !kept.rows.is_empty() {
                     bins.put(bin, &kept);
                 }
-                span.rows.start = kept.rows.end;
+                if kept.rows.start > span.rows.start {
+                    span.rows.end = kept.rows.start;
+                } else {
+                    span.rows.start = kept.rows.end;
+                }
             }
             match others.last_mut() {
                 _ if span.rows.is_empty() => {}

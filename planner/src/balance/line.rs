@@ -12,18 +12,22 @@
 //!   heads may part.
 //!
 //! Among all ways to cut a line at tile edges for slots in this order, the cuts are those with which the last finishes first.
+//! Slots that cannot reach all ranks take the rows that they reach ([`reach`]).
+
+mod reach;
 
 use std::collections::BTreeSet;
 use std::ops::Range;
 
+use self::reach::{Next, Taking};
 use super::bin::Bin;
 use super::bins::Bins;
 use super::coarse::dearest_tile;
 use super::groups::Span;
-use super::{even, fill, rank};
+use super::{even, fill, keeps_tolerance, rank};
 use crate::{Document, DocumentId, Mask, Problem, TILE_ROWS};
 
-/// A plan may finish later by one part in this many of the level, where it saves [`SAVED`].
+/// Where no plan keeps the tolerance, one may finish later by one part in this many of the level if it saves [`SAVED`].
 const LATE: u64 = 100;
 /// A plan that finishes later has to save one part in this many of the bytes.
 const SAVED: i128 = 5;
@@ -33,7 +37,7 @@ const CLOSE: u64 = 65_536;
 /// What bins hold that take their rows along a line; none if that is not better than what they hold by now.
 pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>> {
     let problem = start.problem;
-    if !is_windowed(problem) || !start.limits().are_none() || !problem.links.reach_all() {
+    if !is_windowed(problem) || !start.limits().are_none() {
         return None;
     }
     let documents = (0..).map(DocumentId).zip(problem.layout.documents());
@@ -44,16 +48,20 @@ pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>>
     });
     let whole: Vec<Span> = whole.collect();
     let line = Line::of(start, whole.clone());
-    let earliest = line.earliest(start)?;
+    let earliest = line.earliest(start, Next::GoesOn)?;
     let mut all = vec![
-        line.cut(start, &line.taken(start, earliest)?),
+        line.cut(start, &line.taken(start, earliest, Next::GoesOn)?),
         line.cut(start, &line.shared(start)),
-        kept(start.clone(), earliest)?,
     ];
+    all.extend(kept(start.clone(), earliest));
+    if !problem.links.reach_all() {
+        all.extend(line.earliest_cut(start, Next::Stops));
+    }
     if problem.heads_may_part() && start.all.iter().any(|it| it.home().is_some()) {
         let line = Line::of(start, by_heads(problem, whole));
-        all.push(line.cut(start, &line.taken(start, line.earliest(start)?)?));
+        all.extend(line.earliest_cut(start, Next::GoesOn));
     }
+    all.retain(|it| (0..it.all.len()).all(|bin| it.reaches_what_it_holds(bin)));
     let mut best: Option<Bins<'a>> = None;
     for line in all {
         let mut evened = line.clone();
@@ -70,7 +78,7 @@ pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>>
 }
 
 /// Whether a window leaves out keys of a document.
-fn is_windowed(problem: &Problem) -> bool {
+pub(super) fn is_windowed(problem: &Problem) -> bool {
     problem.layout.documents().iter().any(is_cut_by_window)
 }
 
@@ -78,12 +86,14 @@ fn is_cut_by_window(document: &Document) -> bool {
     matches!(document.mask, Mask::Window { left } if document.rows > left.saturating_add(1))
 }
 
-/// Whether the last of `bins` finishes earlier, or fewer bytes travel; or hardly later with far fewer.
+/// Whether the last of `bins` finishes earlier, or fewer bytes travel; or, where neither keeps the tolerance nor the usual one,
+/// hardly later with far fewer.
 fn is_better(bins: &Bins<'_>, other: &Bins<'_>) -> bool {
     let (a, b) = (rank(bins), rank(other));
     let late = bins.level / LATE;
-    let is_cheap =
-        |a: (u64, i128), b: (u64, i128)| a.0 <= b.0 + late && a.1 <= b.1 - b.1 / SAVED && a.1 < b.1;
+    let is_cheap = |a: (u64, i128), b: (u64, i128)| {
+        !keeps_tolerance(bins, b.0) && a.0 <= b.0 + late && a.1 <= b.1 - b.1 / SAVED && a.1 < b.1
+    };
     is_cheap(a, b) || !is_cheap(b, a) && a < b
 }
 
@@ -105,8 +115,7 @@ fn kept(mut bins: Bins<'_>, finish: u64) -> Option<Bins<'_>> {
         touch
     });
     let line = Line::of(&bins, by_heads(bins.problem, others));
-    let taken = line.taken(&bins, line.earliest(&bins)?)?;
-    Some(line.cut(&bins, &taken))
+    line.earliest_cut(&bins, Next::GoesOn)
 }
 
 /// Spans of all heads, each under one after the other where these may part.
@@ -245,20 +254,29 @@ impl Line {
     }
 
     /// The earliest that the last bin can finish; none if no bin has room.
-    fn earliest(&self, bins: &Bins<'_>) -> Option<u64> {
+    fn earliest(&self, bins: &Bins<'_>, next: Next) -> Option<u64> {
         let slowest = bins.all.iter().map(Bin::weight).min().unwrap_or(1).max(1);
         // No bin lets more room go than one tile row needs.
         let tile = dearest_tile(bins, bins.problem.all_heads());
-        let (mut never, mut finish) = (bins.level, bins.level + tile * 100 / slowest + 1);
-        self.taken(bins, finish)?;
+        let mut never = bins.level;
+        // Who cannot reach all ranks may let more go.
+        let later =
+            [0, bins.level / 16, bins.level / 4].map(|it| never + it + tile * 100 / slowest + 1);
+        let mut finish = later.into_iter().find(|it| self.taken(bins, *it, next).is_some())?;
         while finish - never > bins.level / CLOSE + 1 {
             let middle = never.midpoint(finish);
-            match self.taken(bins, middle) {
+            match self.taken(bins, middle, next) {
                 Some(_) => finish = middle,
                 None => never = middle,
             }
         }
         Some(finish)
+    }
+
+    /// Bins with what they take of the line if the last finishes as early as it can.
+    fn earliest_cut<'a>(&self, bins: &Bins<'a>, next: Next) -> Option<Bins<'a>> {
+        let taken = self.taken(bins, self.earliest(bins, next)?, next)?;
+        Some(self.cut(bins, &taken))
     }
 
     /// Bins with what they take of the line.
@@ -324,53 +342,14 @@ impl Line {
     }
 
     /// What each bin takes if none finishes later; none if not all finds room.
-    fn taken(&self, bins: &Bins<'_>, finish: u64) -> Option<Taken> {
-        let (mut whole, mut parts) = (Vec::new(), Vec::new());
-        // The next span, and what is left of it if a bin took its head.
-        let (mut at, mut rest): (usize, Option<Span>) = (0, None);
+    fn taken(&self, bins: &Bins<'_>, finish: u64, next: Next) -> Option<Taken> {
+        let mut taking = Taking::new(self, bins, next);
         for &bin in &self.order {
-            let mut room = room_by(&bins.all[bin], finish);
-            if let Some(span) = rest.take() {
-                let cost = bins.cost(&span);
-                if cost > room {
-                    rest = Some(head(bins, (bin, room), span, &mut parts));
-                    continue;
-                }
-                room -= cost;
-                parts.push((bin, span));
-                at += 1;
-            }
-            let most = self.before[at].saturating_add(room);
-            let end = self.before.partition_point(|it| *it <= most) - 1;
-            if end > at {
-                whole.push((bin, at..end));
-                room = most - self.before[end];
-                at = end;
-            }
-            let Some(span) = self.spans.get(at) else {
-                return Some((whole, parts));
-            };
-            rest = Some(head(bins, (bin, room), span.clone(), &mut parts));
-            if rest.as_ref() == Some(span) {
-                rest = None;
+            taking.turn(bin, room_by(&bins.all[bin], finish));
+            if taking.is_done() {
+                break;
             }
         }
-        (rest.is_none() && at == self.spans.len()).then_some((whole, parts))
+        taking.finish()
     }
-}
-
-/// Gives a bin the head of a span that has room there, and returns the rest.
-fn head(
-    bins: &Bins<'_>,
-    (bin, room): (usize, u64),
-    span: Span,
-    parts: &mut Vec<(usize, Span)>,
-) -> Span {
-    let head = bins.head(&span, room);
-    if head.rows.is_empty() {
-        return span;
-    }
-    let rest = span.with_rows(head.rows.end..span.rows.end);
-    parts.push((bin, head));
-    rest
 }

@@ -54,7 +54,7 @@ use crate::balance::prices::Prices;
 use crate::memory::{bytes, check_beside, largest_bundle};
 use crate::plan::least_work;
 use crate::regions;
-use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS};
+use crate::{Cuts, DocumentId, Error, Links, Plan, Problem, TILE_ROWS, Tolerance};
 
 /// Plans all work of a problem onto its slots.
 ///
@@ -115,7 +115,8 @@ fn fits(problem: &Problem, plan: &Plan, reserve: u64) -> bool {
     is_small && check_beside(problem, plan, reserve).is_ok()
 }
 
-/// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not bent.
+/// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not
+/// bent. Where places cannot reach each other, one plan is made for all slots.
 ///
 /// # Errors
 ///
@@ -126,6 +127,9 @@ pub fn plan_in_regions(problem: &Problem, slots: u32) -> Result<Plan, Error> {
         return Err(Error::NoWeight { slots: problem.slots.len() as u32 });
     }
     refuse_large_documents(problem)?;
+    if !problem.links.reach_all() {
+        return attempt(problem, problem.digest());
+    }
     regions::plan_all(problem, problem.digest(), slots)
 }
 
@@ -160,7 +164,7 @@ pub(crate) fn of_region(problem: &Problem) -> Result<Plan, Error> {
 }
 
 /// The plan without limits: of all that keep the tolerance or a narrower one, the best.
-fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
+pub(crate) fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
     best_of(problem, |asked| made(problem, asked, digest))
 }
 
@@ -237,7 +241,8 @@ fn search(problem: &Problem) -> Result<Bins<'_>, Error> {
     if let Some(line) = line::better(&start, &bins) {
         bins = line;
     }
-    if problem.links.reach_all() && exact::improve(&mut bins) == 0 {
+    // The exact search keeps heads together.
+    if problem.links.reach_all() && (exact::improve(&mut bins) == 0 || problem.heads_may_part()) {
         small::improve(&mut bins);
     }
     Ok(bins)
@@ -329,6 +334,11 @@ const MANY: usize = 2_048;
 fn rank(bins: &Bins<'_>) -> (u64, i128) {
     let finish = bins.all.iter().filter(|it| !it.is_empty()).map(Bin::finish).max().unwrap_or(0);
     (finish.saturating_sub(bins.level + bins.enough), Prices::of(bins).of_all(bins))
+}
+
+/// Whether bins that finish so much beyond the tolerated time, as [`rank`] says, keep the tolerance, or at least the usual one.
+fn keeps_tolerance(bins: &Bins<'_>, late: u64) -> bool {
+    late == 0 || late + bins.enough <= Tolerance::USUAL.enough(bins.level)
 }
 
 /// A document of which even one tile with its keys fits no slot three times over.

@@ -5,7 +5,7 @@
 //! What the plan's check relies on: a bin that was asked before each span holds nothing out of reach and, under limits, no
 //! more than its memory.
 
-use super::bins::Bins;
+use super::bins::{Bin, Bins};
 use super::groups::{Group, Span, put};
 use crate::DocumentId;
 use crate::memory::bytes;
@@ -20,6 +20,21 @@ const SPLIT: u64 = 4_096;
 const FEW_SLOTS: usize = 6;
 
 impl Bins<'_> {
+    /// Whether a bin reaches all ranks.
+    pub(super) fn reaches_all_ranks(&self, bin: usize) -> bool {
+        let ranks = self.problem.layout.ranks().len();
+        self.all[bin].beyond.first().is_none_or(|place| *place >= ranks)
+    }
+
+    /// Whether a bin reaches all ranks that hold what it has, and the keys that this needs.
+    pub(super) fn reaches_what_it_holds(&self, bin: usize) -> bool {
+        let it = &self.all[bin];
+        let reaches =
+            |(document, groups): (DocumentId, &[Group])| self.reaches_groups(it, document, groups);
+        let reaches_whole = |document| reaches((document, &self.groups_of(it, document)));
+        it.beyond.is_empty() || it.touched().all(reaches) && self.strangers(it).all(reaches_whole)
+    }
+
     /// Whether a bin reaches all ranks that hold a span and the keys that it needs with it.
     pub(super) fn reaches(&self, bin: usize, span: &Span) -> bool {
         let it = &self.all[bin];
@@ -28,13 +43,17 @@ impl Bins<'_> {
         }
         let mut groups = self.groups_of(it, span.document).into_owned();
         put(&mut groups, span);
+        self.reaches_groups(it, span.document, &groups)
+    }
+
+    fn reaches_groups(&self, bin: &Bin<'_>, document: DocumentId, groups: &[Group]) -> bool {
         let mut needed = groups.iter().flat_map(|group| {
-            let keys = self.keys(span.document, &group.rows);
+            let keys = self.keys(document, &group.rows);
             group.rows.iter().cloned().chain([keys])
         });
         needed.all(|rows| {
-            let mut pieces = self.problem.layout.locate(span.document, rows);
-            pieces.all(|piece| it.beyond.binary_search(&(piece.rank.0 as usize)).is_err())
+            let mut pieces = self.problem.layout.locate(document, rows);
+            pieces.all(|piece| bin.beyond.binary_search(&(piece.rank.0 as usize)).is_err())
         })
     }
 

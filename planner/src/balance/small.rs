@@ -25,7 +25,7 @@ const MOST_TILES: u32 = 24;
 const MOST_ITEMS: usize = 192;
 const MOST_BINS: usize = 8;
 /// Moves of each of the two parts.
-const MOVES: u64 = 15_000;
+const MOVES: i64 = 15_000;
 /// Times that the second part is done, each from the best so far.
 const TURNS: usize = 3;
 /// Tiles that the search for fewer bytes places.
@@ -37,7 +37,7 @@ const DEAR: i64 = 12;
 /// A part of the level that a bin is late is as dear as this many times that part of all bytes.
 const WORSE: i64 = 64;
 /// That price is this many times lower at first, so that ways are found that lead through uneven states.
-const EASY: i128 = 32;
+const EASY: i64 = 32;
 
 /// Spreads the rows of a small problem anew.
 pub(super) fn improve(bins: &mut Bins<'_>) {
@@ -183,6 +183,14 @@ struct Aim {
     warm: i64,
 }
 
+/// `amount · parts / MOVES`, in 64 bits where these suffice: walks do nothing as often as this.
+fn part(amount: i64, parts: i64) -> i128 {
+    match amount.checked_mul(parts) {
+        Some(all) => (all / MOVES).into(),
+        None => i128::from(amount) * i128::from(parts) / i128::from(MOVES),
+    }
+}
+
 /// Which bin has which item.
 #[derive(Clone)]
 struct State {
@@ -238,14 +246,14 @@ impl State {
         i64::try_from(finish).unwrap_or(i64::MAX)
     }
 
-    /// How much later than asked the bins finish, all together.
-    fn late(&self, bins: &Bins<'_>, by: i64) -> i64 {
-        let with_work = self.loads.iter().zip(&bins.all).filter(|it| *it.0 > 0);
-        let late = with_work.map(|(load, bin)| {
-            let finish = i64::try_from(bin.slot.finish(*load)).unwrap_or(i64::MAX);
-            finish.saturating_sub(by).max(0)
-        });
-        late.fold(0, i64::saturating_add)
+    /// How much later than asked a bin finishes; an empty one is never late.
+    fn late(&self, bins: &Bins<'_>, bin: usize, by: i64) -> i64 {
+        let load = self.loads[bin];
+        if load == 0 {
+            return 0;
+        }
+        let finish = i64::try_from(bins.all[bin].slot.finish(load)).unwrap_or(i64::MAX);
+        finish.saturating_sub(by).max(0)
     }
 
     /// Gives an item to a bin.
@@ -269,26 +277,42 @@ impl State {
     fn walk(&self, items: &Items, bins: &Bins<'_>, random: &mut Random, aim: &Aim) -> Self {
         let mut now = self.clone();
         let mut best = self.clone();
-        let mut now_late = now.late(bins, aim.by);
+        let mut lates: Vec<i64> =
+            (0..bins.all.len()).map(|it| now.late(bins, it, aim.by)).collect();
+        let sum = |lates: &[i64]| lates.iter().copied().fold(0, i64::saturating_add);
+        let mut now_late = sum(&lates);
         let mut moved: Vec<(usize, usize)> = Vec::new();
         for turn in 0..MOVES {
             moved.clear();
             now.choose(items, random, &mut moved);
-            let bytes = now.bytes;
+            // All that moves does so between two bins.
+            let Some(&(first, to)) = moved.first() else {
+                continue;
+            };
+            let both = [now.owners[first], to];
+            let (bytes, before) = (now.bytes, both.map(|it| lates[it]));
             for it in &mut moved {
                 let back = now.owners[it.0];
                 now.give(items, it.0, it.1);
                 it.1 = back;
             }
-            let late = now.late(bins, aim.by);
-            let (done, all) = (i128::from(turn), i128::from(MOVES));
-            let warm = i128::from(aim.warm) * (all - done) / all;
-            let dear = i128::from(aim.late) * (done + all / EASY);
-            let later = i128::from(late - now_late) * dear / all;
+            for bin in both {
+                lates[bin] = now.late(bins, bin, aim.by);
+            }
+            let late = sum(&lates);
+            let warm = part(aim.warm, MOVES - turn);
+            let dear = i128::from(aim.late) * i128::from(turn + MOVES / EASY);
+            let later = i64::try_from(dear).map_or_else(
+                |_| i128::from(late - now_late) * dear / i128::from(MOVES),
+                |dear| part(late - now_late, dear),
+            );
             let more = i128::from(now.bytes - bytes) * i128::from(aim.bytes);
             if later + more > warm {
                 for (at, back) in moved.iter().rev() {
                     now.give(items, *at, *back);
+                }
+                for (bin, late) in both.into_iter().zip(before) {
+                    lates[bin] = late;
                 }
                 continue;
             }

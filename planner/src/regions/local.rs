@@ -68,6 +68,13 @@ impl Local {
         Ok(Some(Self { problem, documents, slots }))
     }
 
+    /// The whole problem, as the only region.
+    pub(super) fn all(whole: &Problem) -> Self {
+        let documents = (0..whole.layout.documents().len() as u32).map(DocumentId).collect();
+        let slots = (0..whole.slots.len() as u32).map(SlotId).collect();
+        Self { problem: whole.clone(), documents, slots }
+    }
+
     /// What a bundle of the region's plan is in the whole.
     pub(super) fn slot_and_document(&self, plan: &Plan, bundle: usize) -> (SlotId, DocumentId) {
         let it = &plan.bundles()[bundle];

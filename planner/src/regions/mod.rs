@@ -108,6 +108,7 @@ impl Regions {
         let mut dealing = Dealing::new(slots, sums, &borders, level, close);
         dealing.dedicated();
         dealing.lend();
+        dealing.rest();
         dealing.none_without();
         let shares = dealing.shares();
         Self { borders, shares }
@@ -155,7 +156,9 @@ struct Dealing<'a> {
     level: u64,
     /// Amounts up to this are let go.
     close: u64,
-    /// Work of each region less what its slots can do: below 0 it has room for others.
+    /// Work of each region.
+    works: Vec<u64>,
+    /// The same less what its slots can do: below 0 it has room for others.
     needs: Vec<i128>,
     /// The region of each slot in place.
     homes: Vec<Option<usize>>,
@@ -171,12 +174,14 @@ impl<'a> Dealing<'a> {
         let count = borders.len() - 1;
         let of_region =
             |region: usize| &sums[borders[region] as usize..borders[region + 1] as usize];
-        let work = |region| of_region(region).iter().map(|it| i128::from(it.begins)).sum();
+        let work = |region| of_region(region).iter().map(|it| it.begins).sum();
+        let works: Vec<u64> = (0..count).map(work).collect();
         let mut it = Self {
             slots,
             level,
             close,
-            needs: (0..count).map(work).collect(),
+            needs: works.iter().copied().map(i128::from).collect(),
+            works,
             homes: vec![None; slots.len()],
             lies: vec![0; slots.len()],
             given: vec![0; slots.len()],
@@ -291,25 +296,8 @@ impl<'a> Dealing<'a> {
         rooms.into_iter().filter(|it| it.0 > 0)
     }
 
-    /// A region with work that is too little for a slot gets a little of the first one, beyond what that can do by the level.
-    fn none_without(&mut self) {
-        let first = self.slots.iter().position(|it| !it.is_standby());
-        for region in 0..self.needs.len() {
-            let has_home = self.homes.contains(&Some(region));
-            if let Some(slot) = first.filter(|_| self.needs[region] > 0 && !has_home)
-                && self.shares[region].is_empty()
-            {
-                self.shares[region].push(Share {
-                    slot: SlotId(slot as u32),
-                    head_start: self.level,
-                    is_whole: false,
-                });
-            }
-        }
-    }
-
-    /// The shares of all regions, slots in place included.
-    fn shares(mut self) -> Vec<Vec<Share>> {
+    /// Slots in place compute for the region of their rank with all that they have not given.
+    fn rest(&mut self) {
         for slot in 0..self.slots.len() {
             let Some(region) = self.homes[slot] else {
                 continue;
@@ -319,6 +307,38 @@ impl<'a> Dealing<'a> {
                 self.give(region, slot, left);
             }
         }
+    }
+
+    /// A region with work for which no slot computes yet, since its work is too little for a slot or its own slots begin after
+    /// the level, gets a little of one, beyond what that can do by the level: of the slot that is then done first.
+    fn none_without(&mut self) {
+        let mut done: Vec<u64> =
+            self.slots.iter().map(|it| it.head_start.max(self.level)).collect();
+        for region in 0..self.works.len() {
+            let work = self.works[region];
+            if work == 0 || !self.shares[region].is_empty() {
+                continue;
+            }
+            let then = |at: usize| {
+                let Slot { weight, .. } = self.slots[at];
+                done[at].saturating_add(work.saturating_mul(100) / u64::from(weight.max(1)))
+            };
+            let active = (0..self.slots.len()).filter(|at| !self.slots[*at].is_standby());
+            let Some(first) = active.min_by_key(|at| (then(*at), *at)) else {
+                continue;
+            };
+            let head_start = done[first];
+            done[first] = then(first);
+            self.shares[region].push(Share {
+                slot: SlotId(first as u32),
+                head_start,
+                is_whole: false,
+            });
+        }
+    }
+
+    /// The shares of all regions, in the order of slots.
+    fn shares(mut self) -> Vec<Vec<Share>> {
         for shares in &mut self.shares {
             shares.sort_unstable_by_key(|it| it.slot);
         }

@@ -2,7 +2,7 @@
 //!
 //! In: a problem, its [`Regions`], and a slot. Out: [`Part`]. Only those regions are planned for which the slot computes or of
 //! whose documents rows lie at its rank, so the time does not grow with the number of regions. Documents that lie whole at
-//! the slot's rank and are computed there are not listed.
+//! the slot's rank and are computed there are not listed. Where places cannot reach each other it plans all.
 //!
 //! What others rely on: the parts of all slots together are what the whole plan says, and its transfer lists.
 
@@ -10,7 +10,7 @@ use std::ops::Range;
 
 use super::Regions;
 use super::local::Local;
-use crate::balance::of_region;
+use crate::balance::{attempt, of_region};
 use crate::{BundleId, DocumentId, Error, Piece, Plan, Problem, Pull, RankId, SlotId};
 
 /// What a slot computes of documents that do not lie whole at its rank, what it pulls, and what others pull from its rank.
@@ -49,15 +49,21 @@ impl Regions {
         let home = problem.slots.get(slot.0 as usize).and_then(|it| it.home);
         let (places, _) = problem.places();
         let mut part = Part::default();
-        for region in self.needed(problem, slot, home) {
-            let Some(local) = Local::of(problem, &places, self, region)? else {
-                continue;
-            };
-            let plan = of_region(&local.problem)?;
+        let mut add = |local: &Local, plan: &Plan| {
             part.documents += local.documents.len();
             for bundle in (0..plan.bundles().len() as u32).map(BundleId) {
-                part.add(problem, &local, &plan, bundle, (slot, home));
+                part.add(problem, local, plan, bundle, (slot, home));
             }
+        };
+        if problem.links.reach_all() {
+            for region in self.needed(problem, slot, home) {
+                if let Some(local) = Local::of(problem, &places, self, region)? {
+                    add(&local, &of_region(&local.problem)?);
+                }
+            }
+        } else {
+            // There one plan is made for all slots.
+            add(&Local::all(problem), &attempt(problem, 0)?);
         }
         part.computed.sort_unstable_by_key(|it| (it.0, it.1.start, it.2.start));
         let order = |it: &Pull| (it.document, it.kv_heads.start, it.rows.start);

@@ -1,8 +1,8 @@
 //! Every plan passes its check: small problems of every kind, whose tiles are few beside their slots.
 
 use cadre_planner::{
-    Costs, Document, Error, Heads, Layout, Links, Mask, Problem, RankId, Slot, Tolerance, plan,
-    plan_beside,
+    Costs, Document, Error, Heads, Layout, Links, Mask, Plan, Problem, RankId, Slot, Tolerance,
+    check_beside, largest_bundle, memory_of_slots, plan, plan_beside,
 };
 
 use crate::draws::{Draw, links};
@@ -12,7 +12,7 @@ use crate::seeds::first_seeds;
 const PROBLEMS: u64 = 300;
 
 /// Up to some 50 slots in place, dedicated or both, and documents under any masks, from less than a tile to some dozens.
-fn problem(draw: &mut Draw, seed: u64) -> Problem {
+pub(crate) fn problem(draw: &mut Draw, seed: u64) -> Problem {
     let kv = draw.of(&[1_u16, 2, 2, 3, 3, 4, 5, 6, 8]);
     let of = |draw: &mut Draw, most: u32| (f64::from(most) * draw.share()) as u32;
     let longest = draw.of(&[100, 400, 1_600, 6_000]);
@@ -71,6 +71,19 @@ fn problem(draw: &mut Draw, seed: u64) -> Problem {
     problem
 }
 
+/// What every plan beside a bundle of so many bytes promises: it passes its check, the bundle has room beside two phases in every
+/// slot with work, and no bundle of the plan is larger.
+fn promised(problem: &Problem, plan: &Plan, beside: u64) -> Result<(), Error> {
+    plan.check(problem)?;
+    let largest = largest_bundle(problem, plan);
+    assert!(beside == 0 || largest <= beside, "a bundle of {largest} bytes beside {beside}");
+    for (slot, it) in problem.slots.iter().zip(memory_of_slots(problem, plan)) {
+        let needed = 2 * it.phase + it.reserve.max(beside);
+        assert!(it.phase == 0 || needed <= slot.memory, "{needed} of {} bytes", slot.memory);
+    }
+    check_beside(problem, plan, beside)
+}
+
 #[test]
 fn plans_of_small_problems_pass_their_check() {
     let (mut planned, mut refused) = (0, 0);
@@ -78,9 +91,13 @@ fn plans_of_small_problems_pass_their_check() {
         for seed in first..first + count {
             let mut draw = Draw::new(seed);
             let problem = problem(&mut draw, seed);
-            let beside = draw.of(&[0, 0, 1 << 18]);
-            for made in [plan(&problem), plan_beside(&problem, beside)] {
-                match made.and_then(|plan| plan.check(&problem)) {
+            // Plans of other kinds of layers have larger bundles than this one, or want smaller ones here.
+            let parts = draw.of(&[0, 1, 2, 3, 4, 6, 40]);
+            let free = plan(&problem);
+            let beside =
+                free.as_ref().map_or(1 << 18, |it| largest_bundle(&problem, it) / 4 * parts);
+            for (made, beside) in [(free, 0), (plan_beside(&problem, beside), beside)] {
+                match made.and_then(|plan| promised(&problem, &plan, beside)) {
                     Ok(()) => planned += 1,
                     Err(
                         Error::DocumentTooLarge { .. }

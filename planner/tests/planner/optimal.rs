@@ -214,6 +214,45 @@ fn small_problems_are_near_their_optimum() {
     assert!(bytes[PROBLEMS - 1].0 <= 0.05, "bytes");
 }
 
+/// One lane allows all that lanes which move together do, and heads apart besides: no plan of it is later by more than the
+/// thousandth that the search for the finish ends at, and none moves more bytes.
+#[test]
+fn heads_that_may_part_move_no_more_in_small_problems() {
+    let (mut worse, mut logs, mut cases) = (Vec::new(), 0.0, 0);
+    for (first, count) in first_seeds("parts", 60, 120) {
+        for seed in first..first + count {
+            let problem = drawn(&sized(1_600, 12), seed, |_| true);
+            let one_lane = Problem { lanes: 1, ..problem.clone() };
+            let [together, apart] = [problem, one_lane].map(|it| plan(&it).unwrap().bounds());
+            let late = |it: &Bounds| it.finish.max(it.level + it.level / 504);
+            cases += 1;
+            logs += (apart.pulled.max(1) as f64 / together.pulled.max(1) as f64).ln();
+            let is_late = late(&apart) > late(&together) + late(&together) / 1_000 + 1;
+            let is_dear = late(&apart) >= late(&together) && apart.pulled > together.pulled;
+            if is_late || is_dear {
+                worse.push(format!("seed {seed}: {apart:?} {together:?}"));
+            }
+        }
+    }
+    let mean = f64::exp(logs / f64::from(cases));
+    println!("bytes of heads apart over those of heads together: {mean:.3} in the mean");
+    assert!(worse.is_empty(), "{} of {cases}:\n{}", worse.len(), worse.join("\n"));
+}
+
+/// The first problem of a seed that is wanted.
+fn drawn(
+    strategy: &impl Strategy<Value = Problem>,
+    seed: u64,
+    is_wanted: impl Fn(&Problem) -> bool,
+) -> Problem {
+    let mut start = [0; 32];
+    start[..8].copy_from_slice(&seed.to_le_bytes());
+    let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &start);
+    let mut runner = TestRunner::new_with_rng(Config::default(), rng);
+    let mut problems = std::iter::repeat_with(|| strategy.new_tree(&mut runner).unwrap().current());
+    problems.find(is_wanted).unwrap()
+}
+
 /// The earliest finish, to a thousandth, between the bound and what the plan reaches.
 fn earliest(problem: &Problem, bounds: &Bounds, tiles: u64) -> Result<u64, ()> {
     let (mut never, mut possible) = (bounds.level.max(1) - 1, bounds.finish);
@@ -237,17 +276,11 @@ fn problems_of_13_to_20_tiles_are_near_their_optimum() {
     let (mut late, mut apart, mut bytes, mut given_up) = (Vec::new(), Vec::new(), Vec::new(), 0);
     for (first, count) in first_seeds("optima", 40, 40) {
         for seed in first..first + count {
-            let mut start = [0; 32];
-            start[..8].copy_from_slice(&seed.to_le_bytes());
-            let rng = TestRng::from_seed(RngAlgorithm::ChaCha, &start);
-            let mut runner = TestRunner::new_with_rng(Config::default(), rng);
             let is_large = |it: &Problem| {
                 let rows = it.layout.documents().iter().map(|it| it.rows.div_ceil(TILE));
                 rows.sum::<u32>() >= 13
             };
-            let mut problems =
-                std::iter::repeat_with(|| strategy.new_tree(&mut runner).unwrap().current());
-            let problem = problems.find(is_large).unwrap();
+            let problem = drawn(&strategy, seed, is_large);
             let bounds = plan(&problem).unwrap().bounds();
             let fewest = earliest(&problem, &bounds, TILES).and_then(|best| {
                 let fewest = Search::new(&problem, bounds.finish).within(TILES, false)?;

@@ -6,7 +6,10 @@ use cadre_planner::{
     DocumentId, Plan, Problem, Pulls, RankSum, Regions, Sent, SlotId, plan_in_regions,
 };
 
-use crate::draws::{Where, draw, links};
+use crate::checked;
+use crate::draws::{Draw, Where, draw, links};
+use crate::problems::PLENTY;
+use crate::seeds::first_seeds;
 
 const PLACES: [Where; 3] = [Where::InPlace, Where::Dedicated, Where::Mixed];
 /// Slots of a region: so few that even small draws have several.
@@ -103,4 +106,54 @@ fn every_process_makes_its_own_part_of_the_whole_plan() {
         }
         assert!(all_sent > 0 || problem.slots.iter().all(|it| it.home.is_none()), "{name}");
     }
+}
+
+/// Small problems of every kind whose slots begin at any time, many of them after all others could be done, and of which
+/// every fourth has pairs of places that cannot reach each other; slot 0 computes and reaches all.
+fn late(seed: u64) -> Problem {
+    let mut draw = Draw::new(seed);
+    let mut problem = checked::problem(&mut draw, seed);
+    let work: u64 = RankSum::of(&problem).iter().map(|it| it.begins).sum();
+    let share = work / problem.slots.len() as u64;
+    let always = draw.of(&[0, 0, 1, 20]);
+    for it in &mut problem.slots {
+        let late = draw.of(&[0, 0, 1, 3, 30]);
+        it.head_start = share / 2 * (late + always);
+        it.weight = draw.of(&[0, 1, 30, 100, 100, 400]);
+        it.memory = PLENTY;
+    }
+    problem.slots[0].weight = 100;
+    if draw.of(&[true, false, false, false]) {
+        let (place_of, places) = problem.places();
+        let any = |draw: &mut Draw| ((places as f64 * draw.share()) as u32).min(places as u32 - 1);
+        for _ in 0..1 + draw.of(&[0, 1, 4]) {
+            let pair = (any(&mut draw), any(&mut draw));
+            let first = place_of[0] as u32;
+            if pair.0 != pair.1 && pair.0 != first && pair.1 != first {
+                problem.links.unreachable.push(pair);
+            }
+        }
+    }
+    problem
+}
+
+#[test]
+fn whoever_has_a_slot_gets_a_plan_in_regions_whenever_slots_begin() {
+    let mut several = 0;
+    for (first, count) in first_seeds("late", 7_000, 400) {
+        for seed in first..first + count {
+            let problem = late(seed);
+            let slots = Draw::new(seed ^ 0x5EED).of(&[1, 1, 2, 4]);
+            let name = format!("seed {seed}, regions of {slots}");
+            let made = plan_in_regions(&problem, slots).unwrap_or_else(|it| panic!("{name}: {it}"));
+            assert_eq!(made.check(&problem), Ok(()), "{name}");
+            let regions = Regions::of(&problem.slots, &RankSum::of(&problem), slots);
+            several += usize::from(regions.count() > 1);
+            for slot in (0..problem.slots.len() as u32).map(SlotId).step_by(3) {
+                let part = regions.part(&problem, slot).unwrap();
+                assert_eq!(part.computed, computed(&problem, &made, slot), "{name}: {slot:?}");
+            }
+        }
+    }
+    assert!(several > 100, "{several} problems had several regions");
 }

@@ -8,7 +8,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 
 use cadre_planner::{
-    BundleId, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId, Traffic, plan,
+    BundleId, Document, Heads, Layout, Mask, Plan, Problem, RankId, Slot, SlotId, Tolerance,
+    Traffic, plan,
 };
 
 use crate::draws::{Draw, Where};
@@ -219,29 +220,99 @@ fn windows_of_fresh_draws_bring_their_halo_and_nothing_else() {
     let mut worse = Vec::new();
     for (first, count) in first_seeds("windows", 300, 12) {
         for seed in first..first + count {
-            let mut draw = Draw::new(seed);
-            let place =
-                draw.of(&[Where::Dedicated, Where::Dedicated, Where::InPlace, Where::Mixed]);
-            let slots = 2 * (4 + (draw.share() * 20.0) as u32);
-            let left = draw.of(&[127_u32, 1_023, 4_095, 8_191]);
-            let lanes = draw.of(&[1_u16, 8]);
-            let rank_rows = 16 * K;
-            let (mut documents, mut all) = (Vec::new(), 0);
-            while all < slots * rank_rows {
-                let rows = (draw.share().powi(4) * f64::from(K * K)) as u32;
-                let rows = rows.max(1_000).min(slots * rank_rows - all);
-                all += rows;
-                documents.push(Document { rows, mask: Mask::Window { left } });
-            }
-            let name = format!(
-                "seed {seed}: {} documents, window {}, {place:?}, {slots} slots, {lanes} lanes",
-                documents.len(),
-                left + 1
-            );
-            worse.extend(behind(&name, &case(documents, rank_rows, slots, place, lanes)));
+            let (name, problem) = fresh(seed);
+            worse.extend(behind(&name, &problem));
         }
     }
     assert!(worse.is_empty(), "{} behind the construct:\n{}", worse.len(), worse.join("\n"));
+}
+
+/// A draw of some documents under one window, dedicated, in place or both, 8 to 46 slots.
+fn fresh(seed: u64) -> (String, Problem) {
+    let mut draw = Draw::new(seed);
+    let place = draw.of(&[Where::Dedicated, Where::Dedicated, Where::InPlace, Where::Mixed]);
+    let slots = 2 * (4 + (draw.share() * 20.0) as u32);
+    let left = draw.of(&[127_u32, 1_023, 4_095, 8_191]);
+    let lanes = draw.of(&[1_u16, 8]);
+    let rank_rows = 16 * K;
+    let (mut documents, mut all) = (Vec::new(), 0);
+    while all < slots * rank_rows {
+        let rows = (draw.share().powi(4) * f64::from(K * K)) as u32;
+        let rows = rows.max(1_000).min(slots * rank_rows - all);
+        all += rows;
+        documents.push(Document { rows, mask: Mask::Window { left } });
+    }
+    let name = format!(
+        "seed {seed}: {} documents, window {}, {place:?}, {slots} slots, {lanes} lanes",
+        documents.len(),
+        left + 1
+    );
+    (name, case(documents, rank_rows, slots, place, lanes))
+}
+
+/// Where the heads of a tile row are far less than what is tolerated, evenness that is asked for is kept, however many more bytes
+/// that takes.
+#[test]
+fn windows_keep_the_tolerance() {
+    let (mut late, mut cases) = (Vec::new(), 0);
+    for (first, count) in first_seeds("late windows", 340, 24) {
+        for seed in first..first + count {
+            let (name, drawn) = fresh(seed);
+            for ratio in [1.0, 1.002, 1.004, 1.05] {
+                let tolerance = Tolerance::new(ratio).unwrap();
+                let problem = Problem { tolerance, lanes: 1, ..drawn.clone() };
+                let it = plan(&problem).unwrap().bounds();
+                let reached = it.finish as f64 / it.level as f64;
+                cases += 1;
+                if reached > ratio.max(EVEN) + ROUNDING {
+                    late.push(format!("{name}, one lane, {ratio}: {reached:.5}"));
+                }
+            }
+        }
+    }
+    assert!(late.is_empty(), "{} of {cases} late:\n{}", late.len(), late.join("\n"));
+}
+
+/// A pair of places that cannot reach each other changes what its own slots take, and no more.
+#[test]
+fn a_pair_out_of_reach_does_not_scatter_a_window() {
+    let mut worse = Vec::new();
+    for (place, slots) in [(Where::Dedicated, 16), (Where::InPlace, 16), (Where::Mixed, 32)] {
+        for lanes in [1, 8] {
+            for window in [512, 4_096] {
+                let documents =
+                    vec![Document { rows: K * K, mask: Mask::Window { left: window - 1 } }];
+                let free = case(documents, K * K / slots, slots, place, lanes);
+                let ranks = slots;
+                let last = free.places().1 as u32 - 1;
+                // Neighbours, places far apart, and one that is cut off from the first half.
+                let half: Vec<(u32, u32)> = (0..ranks / 2).map(|it| (it, last)).collect();
+                for pairs in [vec![(5, 6)], vec![(1, last)], vec![(3, 7), (7, 8)], half] {
+                    let mut cut = free.clone();
+                    cut.links.unreachable = pairs.clone();
+                    let name = format!(
+                        "window {window}, {place:?}, {slots} slots, {lanes} lanes, {pairs:?}"
+                    );
+                    let [before, after] = [&free, &cut].map(|it| plan(it).unwrap());
+                    assert_eq!(after.check(&cut), Ok(()), "{name}");
+                    let [a, b] = [&before, &after].map(|it| bytes(&cut, counted(&cut, it)));
+                    let [even, late] = [&before, &after].map(|it| max_over_mean(&cut, it));
+                    let text = format!(
+                        "{name}: bytes x {:.3}, max/mean {late:.5} (was {even:.5})",
+                        b as f64 / a as f64
+                    );
+                    println!("{text}");
+                    // Whoever takes rows for a neighbour that cannot reach them has keys between.
+                    let keys = Rows { queries: 0, keys: u64::from(K * K / slots) * 8 };
+                    let most = 1.25 * a as f64 + 2.0 * bytes(&cut, keys) as f64;
+                    if b as f64 > most || late > even.max(EVEN) + ROUNDING {
+                        worse.push(text);
+                    }
+                }
+            }
+        }
+    }
+    assert!(worse.is_empty(), "{} scattered:\n{}", worse.len(), worse.join("\n"));
 }
 
 /// What no window asks for is not made worse by one that does: masks of all kinds in one problem.
