@@ -29,6 +29,7 @@ use cadre_worker::profile;
 use crate::arguments::{JobOptions, PlanOptions};
 use crate::manifests::{Declared, DeclaredError, declared};
 use draw::Machine;
+pub(crate) use draw::fillers;
 use report::Report;
 
 /// The calibration that times are estimated with where a job has none.
