@@ -210,4 +210,17 @@ fn unlike_speeds_are_planned_for_by_number() {
             assert!(said.contains(expected), "{command}: {said}");
         }
     }
+    // The number of servers that is asked for counts, not that of the pool.
+    let asked = |servers: &str, weights: &str| {
+        let args = ["simulate", "--json", "--servers", servers, "--weights", weights, "-f", demo];
+        cadre(folder.path(), &args)
+    };
+    let (code, slowest, said) = asked("4", "100,100,100,25");
+    assert_eq!((code, said.as_str()), (Some(0), ""));
+    assert_ne!(slowest, asked("4", "100,100,100,100").1);
+    for (servers, weights, slots) in [("4", "100,100,100,100,100", 4), ("1", "100,100", 1)] {
+        let (code, _, said) = asked(servers, weights);
+        assert_eq!(code, Some(2), "{said}");
+        assert!(said.contains(&format!("numbers for {slots} slots")), "{said}");
+    }
 }

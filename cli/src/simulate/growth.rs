@@ -11,6 +11,7 @@ use cadre_step::packing::Packing;
 use serde::Serialize;
 
 use super::tables::text;
+use crate::plan::size::fillers;
 
 /// Tokens of a rank, and the longest document.
 const TOKENS_OF_A_RANK: u32 = 524_288;
@@ -33,7 +34,7 @@ pub(super) struct GrowthRow {
     pub(super) own_documents: usize,
     /// Bytes of the sums of all ranks.
     pub(super) sums_bytes: usize,
-    /// Bytes of a header: its documents, where their rows are, and its slots; all else is below a kilobyte.
+    /// Bytes of a header: its documents, where their rows are, its slots and who fills them; all else is below a kilobyte.
     pub(super) header_bytes: usize,
     /// Finish above the bound, in millionths.
     pub(super) gap_ppm: u64,
@@ -92,7 +93,8 @@ fn row(
 fn header_bytes(problem: &Problem) -> Result<usize, SimulationError> {
     let lengths: Vec<u32> = problem.layout.documents().iter().map(|it| it.rows).collect();
     let packing = Packing::new(&lengths, problem.layout.ranks().to_vec())?;
-    Ok(postcard::to_stdvec(&(packing, &problem.slots)).map_or(0, |it| it.len()))
+    let fillers = fillers(&problem.slots);
+    Ok(postcard::to_stdvec(&(packing, &problem.slots, fillers)).map_or(0, |it| it.len()))
 }
 
 pub(super) fn table(rows: &[GrowthRow]) -> String {

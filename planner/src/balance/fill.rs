@@ -66,19 +66,15 @@ pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) 
                 let kept = if bins.has_room(bin, &span) {
                     span.clone()
                 } else {
-                    // The slot has no room for the whole piece: it keeps the head, which needs the
-                    // fewest keys. Where a window needs keys before the piece that are out of reach, it keeps the tail.
+                    // It keeps the head, which needs the fewest keys; or the tail, if a window needs keys out of reach before it.
                     let [tail, head] = ends(&span, |it| bins.has_room(bin, it));
                     if tail.rows.len() > head.rows.len() { tail } else { head }
                 };
                 if !kept.rows.is_empty() {
                     bins.put(bin, &kept);
                 }
-                if kept.rows.start > span.rows.start {
-                    span.rows.end = kept.rows.start;
-                } else {
-                    span.rows.start = kept.rows.end;
-                }
+                let rest = [span.rows.start..kept.rows.start, kept.rows.end..span.rows.end];
+                span.rows = rest.into_iter().find(|it| !it.is_empty()).unwrap_or(0..0);
             }
             match others.last_mut() {
                 _ if span.rows.is_empty() => {}

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use cadre_crds::OnPoolLoss;
 use cadre_planner::{
     Direction, Document, Heads, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile,
-    ProfileError, SlotId, Stretch, Traffic,
+    ProfileError, RankId, Slot, SlotId, Stretch, Traffic,
 };
 use cadre_step::conduct::{Draft, NOMINAL_WEIGHT, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
-use cadre_step::header::{Header, Placement, ViewNumber};
+use cadre_step::header::{Header, Member, Placement, ViewNumber};
 use cadre_step::layers::Layers;
 use cadre_step::planned;
 
@@ -202,15 +202,31 @@ fn header(
     Ok(draft.finish(number, Vec::new()).header())
 }
 
+/// Members that fill all slots, servers at the longest address that IPv4 has.
+pub(crate) fn fillers(slots: &[Slot]) -> Vec<Option<Member>> {
+    let address = "255.255.255.255:65535".to_owned();
+    let mut server = 0..u16::MAX;
+    let filler = |slot: &Slot| match slot.home {
+        Some(RankId(rank)) if slot.is_standby() => Member::Standby(rank as u16),
+        Some(RankId(rank)) => Member::InPlace(rank as u16),
+        None => {
+            let index = server.next().unwrap_or(u16::MAX);
+            Member::Server { index, incarnation: 0, address: address.clone() }
+        }
+    };
+    slots.iter().map(filler).map(Some).collect()
+}
+
 impl Drawn {
     /// Plans a drawn step on `servers` dedicated servers, beside those in place: by nano-batch, and then by kind of layers.
     pub(super) fn all(job: &Job, servers: u32, step: u64) -> Result<Vec<Self>, SizeError> {
         Self::of(job, servers, step, &drawn_lengths(job, step)?)
     }
 
-    /// Size of the header of a drawn step, as it is sent.
+    /// Size of the header of a drawn step, as it is sent when every slot is filled.
     pub(super) fn header_bytes(job: &Job, servers: u32, step: u64) -> Result<usize, SizeError> {
         let header = header(job, servers, step, &drawn_lengths(job, step)?)?;
+        let header = Header { fillers: fillers(&header.slots), ..header };
         Ok(postcard::to_stdvec(&header).expect("a header is plain data").len())
     }
 

@@ -29,6 +29,7 @@ use cadre_worker::profile;
 use crate::arguments::{JobOptions, PlanOptions};
 use crate::manifests::{Declared, DeclaredError, declared};
 use draw::Machine;
+pub(crate) use draw::fillers;
 use report::Report;
 
 /// The calibration that times are estimated with where a job has none.
@@ -138,7 +139,7 @@ struct Job {
 /// Sizes a job; returns what to print.
 pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
     let nodes = options.nodes.ok_or(SizeError::Nodes)?.get();
-    let (job, name) = job(&options.job, options.lengths.as_deref())?;
+    let (job, name) = job(&options.job, options.lengths.as_deref(), None)?;
     let name = name.as_deref().unwrap_or(NOMINAL_PROFILE);
     let profile = profile::read(name)?;
     let machine = Machine::new(&profile, job.stack.core(), options.lanes.get())
@@ -151,8 +152,12 @@ pub(crate) fn size(options: &PlanOptions) -> Result<String, SizeError> {
     Ok(if options.json { report.json() } else { report.table() })
 }
 
-/// The job, and its calibration if it has one.
-fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<String>), SizeError> {
+/// The job, and its calibration if it has one; `servers` are asked for instead of those of its pool.
+fn job(
+    options: &JobOptions,
+    lengths: Option<&str>,
+    servers: Option<u32>,
+) -> Result<(Job, Option<String>), SizeError> {
     let Declared { pool, job, trainer, server } = declared(&options.files)?;
     let either = |given: Option<NonZeroU32>, own: Option<NonZeroU32>, option| {
         given.or(own).ok_or(SizeError::Unknown { option })
@@ -218,28 +223,30 @@ fn job(options: &JobOptions, lengths: Option<&str>) -> Result<(Job, Option<Strin
         kv_heads: own.map_or(KvHeads::Apart, |it| it.heads.into()),
         on_pool_loss: attention.on_pool_loss,
         suspected_ms: pool.spec.health.suspect_after_milliseconds,
-        weights: weights(&options.weights, &pool.spec, job.spec.trainers())?,
+        weights: weights(&options.weights, &pool.spec, servers, job.spec.trainers())?,
         costs,
         tolerance,
     };
     Ok((job, profile))
 }
 
-/// Speeds of the servers that a pool asks for, and of trainers in place.
+/// Speeds of the servers that the user or else the pool asks for, and of trainers in place.
 fn weights(
     all: &[u32],
     pool: &AttentionPoolSpec,
+    servers: Option<u32>,
     trainers: u32,
 ) -> Result<[Vec<u32>; 2], SizeError> {
     if let Some(slot) = all.iter().position(|it| *it == 0) {
         return Err(SizeError::NoWeight { slot });
     }
     let in_place = if pool.in_place { trainers } else { 0 };
-    let slots = pool.replicas + in_place;
+    let servers = servers.unwrap_or(pool.replicas);
+    let slots = servers + in_place;
     if slots > 0 && all.len() > slots as usize {
         return Err(SizeError::Weights { found: all.len(), slots });
     }
-    let servers = if pool.in_place { pool.replicas as usize } else { all.len() };
+    let servers = if pool.in_place { servers as usize } else { all.len() };
     let (servers, in_place) = all.split_at(servers.min(all.len()));
     Ok([servers.to_vec(), in_place.to_vec()])
 }

@@ -85,7 +85,7 @@ pub(crate) fn simulate(
     lengths: Option<&str>,
     asked: &Asked,
 ) -> Result<String, SizeError> {
-    let (job, name) = super::job(options, lengths)?;
+    let (job, name) = super::job(options, lengths, asked.servers.map(|it| it.get().into()))?;
     let name = name.as_deref().unwrap_or(NOMINAL_PROFILE);
     let profile = profile::read(name)?;
     let machine = Machine::new(&profile, job.stack.core(), asked.lanes)
