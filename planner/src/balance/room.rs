@@ -5,7 +5,8 @@
 //! What the plan's check relies on: a bin that was asked before each span holds nothing out of reach and, under limits, no
 //! more than its memory.
 
-use super::bins::{Bin, Bins};
+use super::bin::Bin;
+use super::bins::Bins;
 use super::groups::{Group, Span, put};
 use crate::DocumentId;
 use crate::memory::bytes;

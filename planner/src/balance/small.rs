@@ -29,7 +29,7 @@ const MOVES: i64 = 15_000;
 /// Times that the second part is done, each from the best so far.
 const TURNS: usize = 3;
 /// Tiles that the search for fewer bytes places.
-const SEARCHED: usize = 20_000;
+const SEARCHED: usize = 200_000;
 /// At first a bin may be later by one part in this many of the level.
 const LATE: u64 = 8;
 /// At first a move may bring one part in this many of all bytes.
