@@ -11,7 +11,7 @@ use std::path::Path;
 use cadre_crds::contract::ASKED_TO_END;
 use cadre_crds::k8s_openapi::api::core::v1::Container;
 
-use super::state::BAD_INPUT;
+use super::exit::BAD_INPUT;
 
 /// Exit code of a rank that is not the cause.
 const COULD_NOT_GO_ON: i32 = 3;

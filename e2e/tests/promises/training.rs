@@ -182,11 +182,6 @@ impl<'a> Training<'a> {
         self.status("the last step in the status", last).await
     }
 
-    /// A folder on the volume for a job that is not ours.
-    pub(crate) fn folder(&self, name: &str) -> Result<PathBuf> {
-        writable(&self.volume.join(name))
-    }
-
     /// The Job of this name is the next one to make steps.
     pub(crate) fn attempted(&mut self, job: &str) {
         self.attempts.push(job.to_owned());
