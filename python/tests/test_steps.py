@@ -237,13 +237,6 @@ class Ends(Alone):
             with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
                 self.join(steps=steps)
 
-    def test_without_steps_there_is_none(self) -> None:
-        self.join(steps=0)
-        self.assertEqual(list(cadre.batches([[3]], lambda batch: batch)), [])
-        self.assertFalse(cadre.begin_step([3]))
-        self.assertFalse(cadre.stopped())
-        cadre.finish()
-
     def test_a_launcher_that_restarts_ranks_by_itself_is_refused(self) -> None:
         restarts = mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="3")
         with restarts, self.assertRaisesRegex(ValueError, "torchrun restarts ranks by itself, 3 times"):

@@ -13,8 +13,8 @@ use std::ops::Range;
 use super::bin::Bin;
 use super::bins::Bins;
 use super::prices::Prices;
-use super::{even, fill, keeps_tolerance, line, rank};
-use crate::{TILE_ROWS, Tolerance};
+use super::{even, fill, keeps_tolerance, rank};
+use crate::{Document, Mask, Problem, TILE_ROWS, Tolerance};
 
 /// A tile row is coarse if it costs more than one part in this many of the level.
 const COARSE: u64 = 50;
@@ -27,7 +27,7 @@ const SAVED: i128 = 5;
 /// a tolerance that is not the usual one.
 pub(super) fn cheaper<'a>(start: Bins<'a>, fine: &Bins<'a>) -> Option<Bins<'a>> {
     let problem = start.problem;
-    let is_asked_for = problem.tolerance != Tolerance::USUAL || line::is_windowed(problem);
+    let is_asked_for = problem.tolerance != Tolerance::USUAL || is_windowed(problem);
     if is_asked_for && keeps_tolerance(fine, rank(fine).0) {
         return None;
     }
@@ -58,4 +58,14 @@ pub(super) fn dearest_tile(bins: &Bins<'_>, heads: Range<u16>) -> u64 {
         tiles.map(|tile| problem.cost(document, &heads, &tile))
     });
     cost.max().unwrap_or(0)
+}
+
+/// Whether a window leaves out keys of a document.
+pub(super) fn is_windowed(problem: &Problem) -> bool {
+    problem.layout.documents().iter().any(is_cut_by_window)
+}
+
+/// Whether a window leaves out keys of this document.
+pub(super) fn is_cut_by_window(document: &Document) -> bool {
+    matches!(document.mask, Mask::Window { left } if document.rows > left.saturating_add(1))
 }

@@ -22,10 +22,10 @@ use std::ops::Range;
 use self::reach::{Next, Taking};
 use super::bin::Bin;
 use super::bins::Bins;
-use super::coarse::dearest_tile;
+use super::coarse::{dearest_tile, is_cut_by_window, is_windowed};
 use super::groups::Span;
 use super::{even, fill, keeps_tolerance, rank};
-use crate::{Document, DocumentId, Mask, Problem, TILE_ROWS};
+use crate::{DocumentId, Problem, TILE_ROWS};
 
 /// Where no plan keeps the tolerance, one may finish later by one part in this many of the level if it saves [`SAVED`].
 const LATE: u64 = 100;
@@ -75,15 +75,6 @@ pub(super) fn better<'a>(start: &Bins<'a>, known: &Bins<'a>) -> Option<Bins<'a>>
         }
     }
     best
-}
-
-/// Whether a window leaves out keys of a document.
-pub(super) fn is_windowed(problem: &Problem) -> bool {
-    problem.layout.documents().iter().any(is_cut_by_window)
-}
-
-fn is_cut_by_window(document: &Document) -> bool {
-    matches!(document.mask, Mask::Window { left } if document.rows > left.saturating_add(1))
 }
 
 /// Whether the last of `bins` finishes earlier, or fewer bytes travel; or, where neither keeps the tolerance nor the usual one,

@@ -277,10 +277,10 @@ impl State {
     fn walk(&self, items: &Items, bins: &Bins<'_>, random: &mut Random, aim: &Aim) -> Self {
         let mut now = self.clone();
         let mut best = self.clone();
-        let mut lates: Vec<i64> =
+        let mut lateness: Vec<i64> =
             (0..bins.all.len()).map(|it| now.late(bins, it, aim.by)).collect();
-        let sum = |lates: &[i64]| lates.iter().copied().fold(0, i64::saturating_add);
-        let mut now_late = sum(&lates);
+        let sum = |lateness: &[i64]| lateness.iter().copied().fold(0, i64::saturating_add);
+        let mut now_late = sum(&lateness);
         let mut moved: Vec<(usize, usize)> = Vec::new();
         for turn in 0..MOVES {
             moved.clear();
@@ -290,16 +290,16 @@ impl State {
                 continue;
             };
             let both = [now.owners[first], to];
-            let (bytes, before) = (now.bytes, both.map(|it| lates[it]));
+            let (bytes, before) = (now.bytes, both.map(|it| lateness[it]));
             for it in &mut moved {
                 let back = now.owners[it.0];
                 now.give(items, it.0, it.1);
                 it.1 = back;
             }
             for bin in both {
-                lates[bin] = now.late(bins, bin, aim.by);
+                lateness[bin] = now.late(bins, bin, aim.by);
             }
-            let late = sum(&lates);
+            let late = sum(&lateness);
             let warm = part(aim.warm, MOVES - turn);
             let dear = i128::from(aim.late) * i128::from(turn + MOVES / EASY);
             let later = i64::try_from(dear).map_or_else(
@@ -312,7 +312,7 @@ impl State {
                     now.give(items, *at, *back);
                 }
                 for (bin, late) in both.into_iter().zip(before) {
-                    lates[bin] = late;
+                    lateness[bin] = late;
                 }
                 continue;
             }

@@ -17,7 +17,7 @@ use super::{Line, Taken};
 use crate::{Mask, TILE_ROWS};
 
 /// Maximum waiting bins that are asked each time that the line goes on.
-const ASKED: usize = 8;
+const MAX_ASKED_A_TURN: usize = 8;
 
 /// What the bin does whose turn comes while others wait.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -77,13 +77,13 @@ impl<'a, 'b> Taking<'a, 'b> {
         } else {
             self.whole_runs(bin, room);
         }
-        self.ask(ASKED);
+        self.ask(MAX_ASKED_A_TURN);
     }
 
     /// A bin takes rows up to the first that one of those which wait can take; it goes on behind that one.
     fn up_to_who_waits(&mut self, mut it: Waiting) {
         let span = self.rest.clone().or_else(|| self.line.spans.get(self.next).cloned());
-        let asked = self.waiting.iter().take(ASKED);
+        let asked = self.waiting.iter().take(MAX_ASKED_A_TURN);
         let end =
             span.as_ref().and_then(|span| asked.filter_map(|it| self.comes_back(it, span)).min());
         match (span, end) {
