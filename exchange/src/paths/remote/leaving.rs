@@ -21,7 +21,7 @@ use crate::ucx::{EndId, Flying};
 const MOST_TURNS: usize = 64;
 
 /// How pulls go on whose way is left.
-pub(super) enum Onward {
+pub(in crate::paths) enum Onward {
     /// Over the link, from their first byte; those of the set are late.
     Link(BTreeSet<PullId>),
     /// Not at all.
@@ -170,7 +170,13 @@ impl Paths {
     }
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
-    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: &Onward) {
+    pub(in crate::paths) fn leave(
+        &mut self,
+        peer: PeerId,
+        why: &str,
+        is_odd: bool,
+        onward: &Onward,
+    ) {
         let (pulls, kept) = self.close_way(peer);
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };

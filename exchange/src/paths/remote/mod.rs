@@ -33,6 +33,7 @@ use std::time::{Duration, Instant};
 
 pub(super) use self::card::CARD;
 use self::card::{CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
+pub(super) use self::leaving::Onward;
 use self::left::Left;
 use self::pulls::Reading;
 use self::way::Way;
