@@ -343,7 +343,7 @@ impl Server {
             }
         }
         if let Err(refusal) = patched(&mut object, body, (&address.0, part, applies, query)) {
-            return refusal;
+            return *refusal;
         }
         reply(&self.store(&mut inner, address, object))
     }

@@ -41,14 +41,14 @@ pub(super) fn patched(
     object: &mut Value,
     body: &Value,
     (resource, part, applies, query): (&str, Option<&str>, bool, &str),
-) -> Result<(), Response> {
+) -> Result<(), Box<Response>> {
     if part == Some("status") {
         // As the definitions say.
         let said = body["status"]["conditions"].as_array().into_iter().flatten();
         let longest = said.filter_map(|it| it["message"].as_str()).map(|it| it.chars().count());
         if longest.max() > Some(32_768) {
             let words = "status.conditions: Too long: may not be more than 32768";
-            return Err(refuse_with(422, words));
+            return Err(refuse_with(422, words).into());
         }
         object["status"] = body["status"].clone();
         return Ok(());
@@ -59,7 +59,7 @@ pub(super) fn patched(
         let is_forced = query.contains("force=true");
         let way = if applies { Way::Apply { is_forced } } else { Way::Update };
         if !fields::write(object, manager, way, number) {
-            return Err(refuse(409));
+            return Err(refuse(409).into());
         }
     }
     merge(object, body);

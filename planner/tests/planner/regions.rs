@@ -126,7 +126,7 @@ fn late(seed: u64) -> Problem {
     if draw.of(&[true, false, false, false]) {
         let (place_of, places) = problem.places();
         let any = |draw: &mut Draw| ((places as f64 * draw.share()) as u32).min(places as u32 - 1);
-        for _ in 0..1 + draw.of(&[0, 1, 4]) {
+        for _ in 0..draw.of(&[1, 2, 5]) {
             let pair = (any(&mut draw), any(&mut draw));
             let first = place_of[0] as u32;
             if pair.0 != pair.1 && pair.0 != first && pair.1 != first {

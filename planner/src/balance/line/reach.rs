@@ -117,17 +117,9 @@ impl<'a, 'b> Taking<'a, 'b> {
         let tiles = tiles.filter(|row| *row > span.rows.start && *row < span.rows.end);
         let can_take = |row: &u32| {
             let end = span.rows.end.min(row + TILE_ROWS);
-            bins.reaches(it.bin, &self.joined(it, &span.with_rows(*row..end)))
+            bins.reaches(it.bin, &joined(it, &span.with_rows(*row..end)))
         };
         tiles.filter(can_take).min()
-    }
-
-    /// Rows with those of the same document and heads that a bin took last, and all between: keys between two runs of a bundle
-    /// travel too.
-    fn joined(&self, it: &Waiting, part: &Span) -> Span {
-        let same = |last: &&Span| last.document == part.document && last.heads == part.heads;
-        let first = it.last.as_ref().filter(same).map_or(part.rows.start, |it| it.rows.start);
-        part.with_rows(first..part.rows.end)
     }
 
     /// All that was taken; none if some of the line is left.
@@ -165,12 +157,12 @@ impl<'a, 'b> Taking<'a, 'b> {
         let bins = self.bins;
         while let Some(span) = self.rest.take().or_else(|| self.line.spans.get(self.next).cloned())
         {
-            let [_, reached] = ends(&span, |part| bins.reaches(it.bin, &self.joined(it, part)));
+            let [_, reached] = ends(&span, |part| bins.reaches(it.bin, &joined(it, part)));
             let part = bins.head(&reached, it.room);
             let end = part.rows.end;
             if !part.rows.is_empty() {
                 it.room = it.room.saturating_sub(bins.cost(&part));
-                it.last = Some(self.joined(it, &part));
+                it.last = Some(joined(it, &part));
                 self.taken.1.push((it.bin, part));
             }
             if end == span.rows.end {
@@ -221,4 +213,12 @@ impl<'a, 'b> Taking<'a, 'b> {
         self.taken.1.push((bin, head));
         rest
     }
+}
+
+/// Rows with those of the same document and heads that a bin took last, and all between: keys between two runs of a bundle
+/// travel too.
+fn joined(it: &Waiting, part: &Span) -> Span {
+    let same = |last: &&Span| last.document == part.document && last.heads == part.heads;
+    let first = it.last.as_ref().filter(same).map_or(part.rows.start, |it| it.rows.start);
+    part.with_rows(first..part.rows.end)
 }
