@@ -1,7 +1,7 @@
 //! A container whose command starts the ranks of its node by itself: torchrun.
 //!
 //! In: a container's command and arguments, the codes that its ranks exited with. Out: whether it is one, what of it the job
-//! decides ([`refused`]), and the code of its node ([`code_of`]). The supervisor starts it once a node; which ranks it starts it
+//! decides ([`refused`]), and the code of its node (`code_of`). The supervisor starts it once a node; which ranks it starts it
 //! learns from variables (`PET_NNODES` and the like).
 //!
 //! Its options are read as torchrun reads them, up to the script, abbreviations too; those of the script are its own.

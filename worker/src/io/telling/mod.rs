@@ -10,7 +10,8 @@
 //!                     └─▶ pulled in parts ──checked, decoded elsewhere──┘
 //! ```
 //!
-//! Long words are made and read by other threads ([`Encoded`], [`Unread`]): what this one does for a word grows with its parts alone.
+//! Long words are made and read by other threads ([`Encoded`], [`Unread`](crate::io::encoded::Unread)): what this one does for a word
+//! grows with its parts alone.
 //!
 //! Invariant: nothing that a peer says is believed before its length and digest are what the word says, and no more than one
 //! word of a peer is pulled or read at a time, so that those behind it wait for it.
