@@ -18,11 +18,14 @@ use crate::programs::system;
 pub(crate) const HOST: &str = "172.30.0.1";
 /// The bridge.
 const BRIDGE: &str = "cluster";
+/// Its own address of the link layer. Without one it has the lowest of its ports, so when the node with that port is gone, the
+/// others send to nobody until they ask for the address anew, for longer than a node may be silent.
+const BRIDGE_LINK_ADDRESS: &str = "02:00:00:00:00:01";
 
 /// Makes it. The namespace is new and empty.
 pub(crate) fn up() -> Result<()> {
     ip("link set lo up")?;
-    ip(&format!("link add {BRIDGE} type bridge"))?;
+    ip(&format!("link add {BRIDGE} address {BRIDGE_LINK_ADDRESS} type bridge"))?;
     ip(&format!("address add {HOST}/24 dev {BRIDGE}"))?;
     ip(&format!("link set {BRIDGE} up"))?;
     fs::write("/proc/sys/net/ipv4/ip_forward", "1").context("forwarding between nodes")

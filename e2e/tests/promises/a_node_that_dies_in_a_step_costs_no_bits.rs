@@ -21,10 +21,6 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let mut training = Training::prepare(cluster, "crashed").await?;
     let here = json!({"kubernetes.io/hostname": KEPT});
     training.job["spec"]["template"]["spec"]["nodeSelector"] = here;
-    // The kept node may be late with its lease, too, on a machine that both share: its trainers stay.
-    training.job["spec"]["template"]["spec"]["tolerations"] = json!([
-        {"key": "node.kubernetes.io/not-ready", "operator": "Exists", "effect": "NoExecute"},
-        {"key": "node.kubernetes.io/unreachable", "operator": "Exists", "effect": "NoExecute"}]);
     // The scheduler only prefers to spread them; a strict rule would keep the lost one from coming back.
     training.pool["spec"]["template"]["spec"]["topologySpreadConstraints"] = json!([{"maxSkew": 1,
         "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "ScheduleAnyway",
