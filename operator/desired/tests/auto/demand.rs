@@ -30,6 +30,15 @@ fn a_job_that_waits_gets_what_it_needs_at_once_and_then_what_it_uses() {
     assert_eq!(replay.run(1_400, 60), [5]);
 }
 
+/// With fewer, one of them would be without, and ask for what it needs again and again.
+#[test]
+fn each_job_keeps_a_server_however_little_it_computes() {
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.jobs, replay.demand) = (true, 2, needs(6));
+    replay.run(200, 1_800);
+    assert_eq!(replay.run(200, 3_600), [2]);
+}
+
 #[test]
 fn a_job_whose_trainers_have_no_nodes_asks_for_one_server() {
     let mut replay = Replay::new(0, 64, 3);

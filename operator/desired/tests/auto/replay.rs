@@ -32,6 +32,8 @@ pub(crate) struct Replay {
     pub(crate) fits: usize,
     /// Whether the load is that of a job, which is there while there is load.
     pub(crate) has_jobs: bool,
+    /// Among how many jobs servers are dealt out, in turn.
+    pub(crate) jobs: usize,
     /// Whether the job's trainers have nodes.
     pub(crate) is_placed: bool,
     /// What is known of the job's demand.
@@ -63,6 +65,7 @@ impl Replay {
             noise,
             fits: usize::MAX,
             has_jobs: false,
+            jobs: 1,
             is_placed: true,
             demand: Demand::default(),
             silent: None,
@@ -93,7 +96,7 @@ impl Replay {
     }
 
     fn status(&self) -> cadre_crds::AttentionPoolStatus {
-        let observed = self.observed(Vec::new(), BTreeMap::new(), None);
+        let observed = self.observed(Vec::new(), BTreeMap::new(), Vec::new());
         let now = Timestamp::from_second(self.second).expect("a good second");
         status(&Applied::new(observed, None), &Settings::default(), now)
     }
@@ -115,11 +118,12 @@ impl Replay {
         &self,
         pods: Vec<Pod>,
         reports: BTreeMap<String, Report>,
-        trainer: Option<Arc<Pod>>,
+        trainers: Vec<Arc<Pod>>,
     ) -> Observed {
-        let job = JobKey { namespace: String::new(), name: "j".into(), attempt: 1 };
-        let serve = reports.iter().filter(|it| it.1.serves);
-        let holders = serve.map(|it| (it.0.clone(), job.clone())).collect();
+        let job = |at| JobKey { namespace: String::new(), name: job(at), attempt: 1 };
+        let serve = reports.iter().filter(|it| it.1.serves).enumerate();
+        let holders = serve.map(|(at, it)| (it.0.clone(), job(at % self.jobs))).collect();
+        let demands = (0..self.jobs).map(|at| ((String::new(), job(at).name), self.demand));
         Observed {
             pool: self.pool.clone(),
             unreadable: None,
@@ -127,20 +131,20 @@ impl Replay {
             budget: None,
             revisions: Vec::new(),
             pods: pods.into_iter().map(Arc::new).collect(),
-            trainers: trainer.into_iter().collect(),
+            trainers,
             nodes: BTreeMap::new(),
             reports,
             holders,
             in_place: 0,
             reports_complete: self.is_complete,
-            demands: [((String::new(), "j".to_owned()), self.demand)].into(),
+            demands: demands.collect(),
             memory: self.memory.clone(),
         }
     }
 
     /// Digest of what the pool's servers are made from.
     fn revision(&self) -> String {
-        let observed = self.observed(Vec::new(), BTreeMap::new(), None);
+        let observed = self.observed(Vec::new(), BTreeMap::new(), Vec::new());
         let (decision, _) = decide(&observed, &Settings::default(), Timestamp::UNIX_EPOCH);
         let kept = decision.actions.into_iter().find_map(|it| match it {
             Action::Create(Object::Revision(it)) => it.metadata.labels?.remove(LABEL_REVISION),
@@ -179,8 +183,9 @@ impl Replay {
             }
             pods.push(pod);
         }
-        let trainer = (self.has_jobs && load > 0).then(|| Arc::new(trainer(self.is_placed)));
-        let observed = self.observed(pods, reports, trainer);
+        let jobs = if self.has_jobs && load > 0 { self.jobs } else { 0 };
+        let trainers = (0..jobs).map(|at| Arc::new(trainer(at, self.is_placed))).collect();
+        let observed = self.observed(pods, reports, trainers);
         let now = Timestamp::from_second(self.second).expect("a good second");
         let (decision, memory) = decide(&observed, &Settings::default(), now);
         self.memory = memory;
@@ -208,10 +213,14 @@ impl Replay {
     }
 }
 
-/// A trainer of job `j`.
-fn trainer(is_placed: bool) -> Pod {
+fn job(at: usize) -> String {
+    format!("j{at}")
+}
+
+/// A trainer of a job.
+fn trainer(at: usize, is_placed: bool) -> Pod {
     let mut trainer = pod(0, "");
-    trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), "j".to_owned())].into());
+    trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), job(at))].into());
     if !is_placed {
         (trainer.spec, trainer.status) = (None, None);
     }

@@ -7,7 +7,7 @@
 //! job's servers. It counts for as much as they compute at most: what else a trainer waits for, more servers do not shorten. So
 //! it can ask for twice the servers at most that the work alone would.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_views::JobKey;
 
@@ -79,6 +79,13 @@ pub(super) fn load(observed: &Observed) -> Option<Load> {
 /// Whether some job is there.
 pub(super) fn has_job(observed: &Observed) -> bool {
     observed.trainers.iter().any(|it| state(it) != State::Ended)
+}
+
+/// Jobs whose trainers are there; trainers of no job of ours are one.
+pub(super) fn jobs(observed: &Observed) -> u32 {
+    let live = observed.trainers.iter().filter(|it| state(it) != State::Ended);
+    let jobs: BTreeSet<_> = live.map(|it| job_of(it).map(|of| (of.namespace, of.name))).collect();
+    u32::try_from(jobs.len()).unwrap_or(u32::MAX)
 }
 
 /// Servers that jobs without one need: as many as their specs say and the pool lets one job have, else one. A job whose trainers

@@ -20,8 +20,8 @@
 //! Between the two it stays, and it lands well inside: at constant load it finds a number and stays.
 //! While a server that works is silent it stays too, and that time is none of little load. Where some of the wanted servers are
 //! not there, it does not take their share for idle, unless no job is there. Servers without a job are idle. A job without a
-//! server gets what it needs at once. A pool has one server at least while a job is there, and else `min`, so it goes to 0 and
-//! comes back.
+//! server gets what it needs at once. A pool has one server at least for each job that is there, and else `min`, so it goes to 0
+//! and comes back.
 //!
 //! Whole numbers only; the memory is bounded.
 
@@ -147,8 +147,8 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
     Wish { servers, percent, reason: format!("{servers} servers sufficed for {window} s") }
 }
 
-/// Servers that a pool has at least: one while a job is there, and for jobs without a server what they need, beside what the
-/// others keep busy.
+/// Servers that a pool has at least: one for each job that is there, since a job that gets none asks for its own again; and for
+/// jobs without a server what they need, beside what the others keep busy.
 fn least(observed: &Observed, load: Option<&Load>, current: u32) -> u32 {
     let scaling = &observed.pool.spec.scaling;
     let waiting = demand::waiting(observed);
@@ -156,7 +156,7 @@ fn least(observed: &Observed, load: Option<&Load>, current: u32) -> u32 {
         busy_at(it.sum, scaling.target_utilization_percent, 100).min(current)
     });
     let beside = if waiting == 0 { 0 } else { busy.saturating_add(waiting) };
-    let least = beside.max(u32::from(demand::has_job(observed))).max(scaling.min);
+    let least = beside.max(demand::jobs(observed)).max(scaling.min);
     least.min(most(&observed.pool))
 }
 
