@@ -35,7 +35,9 @@ pub(super) fn identify(
     let of = identity::job_of(&pod);
     let job = of.as_ref().and_then(|of| {
         let named = ObjectRef::new(&of.name).within(&of.namespace);
-        Some(caches.trainings.get(&named)?.object.clone())
+        // Of one that cannot be read nothing is known.
+        let found = caches.trainings.get(&named).filter(|it| it.unreadable.is_none())?;
+        Some(found.object.clone())
     });
     if job.is_none()
         && let Some(of) = of.filter(|_| identity::is_described(&pod))

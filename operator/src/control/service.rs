@@ -305,7 +305,7 @@ impl Service {
                     link.postpone(reason);
                 }
             }
-            Command::Refuse(_, reason) => self.refuse(&worker, &reason),
+            Command::Refuse(_, reason) => self.part(&worker, |it| it.refuse(&reason)),
             Command::Welcome { job, secret, conductor, resume, .. } => {
                 self.welcome(&worker, (job, resume), (secret, conductor));
             }
@@ -320,10 +320,10 @@ impl Service {
         }
     }
 
-    pub(super) fn refuse(&mut self, worker: &(Key, Who), reason: &str) {
+    pub(super) fn part(&mut self, worker: &(Key, Who), say: impl FnOnce(Link)) {
         if let Some(link) = self.workers.remove(worker) {
             self.links.remove(&link.id());
-            link.refuse(reason);
+            say(link);
         }
     }
 

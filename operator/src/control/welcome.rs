@@ -5,12 +5,20 @@
 
 use cadre_control::{CONTROL_VERSION, proto};
 use cadre_crds::Encryption;
-use cadre_views::{Conductor, JobKey, Who};
+use cadre_views::{Conductor, Input, JobKey, Who};
 use kube::runtime::reflector::ObjectRef;
 
 use super::service::Service;
 use super::words;
 use crate::triggers::Key;
+
+/// Why a worker has no settings.
+enum Why {
+    /// An object is gone or cannot be read: the worker may come again, as a server of another job.
+    Later(String),
+    /// Its version cannot be told them.
+    Never(String),
+}
 
 impl Service {
     pub(super) fn welcome(
@@ -32,33 +40,37 @@ impl Service {
                 };
                 self.send(worker, welcome);
             }
-            Err(reason) => self.refuse(worker, &reason),
+            Err(why) => {
+                self.part(worker, |link| match why {
+                    Why::Later(reason) => link.postpone(&reason),
+                    Why::Never(reason) => link.refuse(&reason),
+                });
+                // The views take it for attached.
+                self.put(&worker.0.clone(), Input::Detached(worker.1.clone()));
+            }
         }
     }
 
     /// The text of a job's settings, or why there is none. Whoever was let in at the door came when the objects were there: one
     /// that is missing now was deleted.
-    fn settings(
-        &self,
-        key: &Key,
-        job: &JobKey,
-        resume: &str,
-        version: u32,
-    ) -> Result<String, String> {
+    fn settings(&self, key: &Key, job: &JobKey, resume: &str, version: u32) -> Result<String, Why> {
         let caches = &self.context.caches;
         let training = caches.trainings.get(&ObjectRef::new(&job.name).within(&job.namespace));
-        let training = training.as_ref().map(|it| &it.object);
+        let training = training.as_ref().filter(|it| it.unreadable.is_none()).map(|it| &it.object);
         let pool = caches.pools.get(&ObjectRef::new(&key.1).within(&key.0));
-        let pool = pool.ok_or_else(|| format!("AttentionPool {}/{} is gone", key.0, key.1))?;
+        let pool =
+            pool.ok_or_else(|| Why::Later(format!("AttentionPool {}/{} is gone", key.0, key.1)))?;
         // Not known if a server comes back before the trainers; it has heard these settings before.
         let is_described = training.is_some();
         let unknown = words::Attempt { trainers: 0, encryption: Encryption::Off, is_described };
         let attempt = self.attempts.get(job).copied().unwrap_or(unknown);
         if attempt.is_described && training.is_none() {
-            return Err(format!("TrainingJob {}/{} is gone", job.namespace, job.name));
+            let text = format!("TrainingJob {}/{} is gone", job.namespace, job.name);
+            return Err(Why::Later(text));
         }
         let of = (job, self.jobs.failovers(job));
         let settings = words::settings(of, training, &pool.object, attempt, resume);
-        settings.map_err(|it| it.to_string())?.to_text(version).map_err(|it| it.to_string())
+        let settings = settings.map_err(|it| Why::Never(it.to_string()))?;
+        settings.to_text(version).map_err(|it| Why::Never(it.to_string()))
     }
 }
