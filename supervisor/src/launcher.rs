@@ -81,14 +81,15 @@ pub fn is_launcher(container: &Container) -> bool {
 /// ranks that have left none, as when they were killed, nothing is known but that. The cause counts: bad input before all
 /// else, and last who could not go on without others or was asked to end.
 pub(crate) fn code_of(own: i32, ranks: impl Iterator<Item = Option<i32>>) -> i32 {
-    let place = |code: &i32| match *code {
-        BAD_INPUT => 0,
-        COULD_NOT_GO_ON => 2,
-        code if code == i32::from(ASKED_TO_END) => 3,
-        0 => 4,
-        _ => 1,
+    let place = |code: &Option<i32>| match *code {
+        Some(BAD_INPUT) => 0,
+        None => 2,
+        Some(COULD_NOT_GO_ON) => 3,
+        Some(code) if code == i32::from(ASKED_TO_END) => 4,
+        Some(0) => 5,
+        Some(_) => 1,
     };
-    let found = ranks.map(|it| it.unwrap_or(own)).min_by_key(place);
+    let found = ranks.min_by_key(place).flatten();
     if own == 0 { own } else { found.filter(|it| *it != 0).unwrap_or(own) }
 }
 
@@ -170,6 +171,8 @@ mod tests {
             // Nothing is known of a rank that was killed.
             (1, &[Some(3), None], 1),
             (1, &[None, Some(2)], 2),
+            (1, &[None, Some(42)], 42),
+            (1, &[Some(42), None], 42),
             (1, &[Some(0), Some(0)], 1),
             (1, &[], 1),
             (0, &[Some(0), Some(2)], 0),

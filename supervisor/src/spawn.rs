@@ -160,6 +160,8 @@ impl Processes {
             open_log(&path).map_err(|source| Error::Log { path: path.clone(), source })?;
         let codes = (self.launches && role == Role::Trainer).then(|| path.with_extension("codes"));
         if let Some(path) = &codes {
+            // Codes of a run that was killed say nothing of this one.
+            let _ = std::fs::remove_dir_all(path);
             std::fs::create_dir_all(path)
                 .map_err(|source| Error::Folder { path: path.clone(), source })?;
             command.env(contract::CADRE_CODES, path);
