@@ -35,7 +35,7 @@ const TURNS: usize = 15;
 /// Runs of a large pool; the least counts.
 const POOL_TURNS: usize = 3;
 /// Seconds that a plan of a few tiles may take.
-const MOST_SMALL: f64 = 0.008;
+const MOST_SMALL: f64 = 0.025;
 
 fn main() {
     let filter = std::env::args().skip(1).find(|it| !it.starts_with('-')).unwrap_or_default();

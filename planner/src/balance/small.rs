@@ -28,8 +28,10 @@ const MOST_BINS: usize = 8;
 const MOVES: i64 = 15_000;
 /// Times that the second part is done, each from the best so far.
 const TURNS: usize = 3;
-/// Tiles that the search for fewer bytes places.
+/// Tiles that the search for fewer bytes places: for problems of up to [`FEW_TILES`], and of more, where it seldom ends.
 const SEARCHED: usize = 200_000;
+const SEARCHED_OF_MORE: usize = 20_000;
+const FEW_TILES: usize = 20;
 /// At first a bin may be later by one part in this many of the level.
 const LATE: u64 = 8;
 /// At first a move may bring one part in this many of all bytes.
@@ -82,7 +84,7 @@ fn save(bins: &mut Bins<'_>) {
     let possible = finish(bins).max(bins.level + bins.enough);
     let known = Prices::of(bins).of_all(bins);
     let mut search = Search::new(bins, &tiles, possible, Some(known));
-    search.visits = VISITS - SEARCHED;
+    search.visits = VISITS - if tiles.len() <= FEW_TILES { SEARCHED } else { SEARCHED_OF_MORE };
     let (owners, _) = search.run();
     let Some(owners) = owners else {
         return;

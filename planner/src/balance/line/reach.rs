@@ -111,15 +111,18 @@ impl<'a, 'b> Taking<'a, 'b> {
             Mask::Causal | Mask::Full => 0,
         };
         // Reach ends and begins at the edges of ranks, for keys a window later.
-        let pieces = bins.problem.layout.locate(span.document, span.rows.clone());
-        let edges = pieces.flat_map(|it| [it.rows.start, it.rows.start.saturating_add(left)]);
-        let tiles = edges.map(|row| row.div_ceil(TILE_ROWS).saturating_mul(TILE_ROWS));
-        let tiles = tiles.filter(|row| *row > span.rows.start && *row < span.rows.end);
+        let edges = |by: u32| {
+            let pieces = bins.problem.layout.locate(span.document, span.rows.clone());
+            let edges = pieces.map(move |it| it.rows.start.saturating_add(by));
+            let tiles = edges.map(|row| row.div_ceil(TILE_ROWS).saturating_mul(TILE_ROWS));
+            tiles.filter(|row| *row > span.rows.start && *row < span.rows.end)
+        };
         let can_take = |row: &u32| {
             let end = span.rows.end.min(row + TILE_ROWS);
             bins.reaches(it.bin, &joined(it, &span.with_rows(*row..end)))
         };
-        tiles.filter(can_take).min()
+        // Both ascend, so the first that it can take of each will do.
+        [0, left].into_iter().filter_map(|by| edges(by).find(can_take)).min()
     }
 
     /// All that was taken; none if some of the line is left.
