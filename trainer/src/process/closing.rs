@@ -42,7 +42,7 @@ impl Process {
             let error = error.to_string();
             // A checkpoint that cannot be written is bad input (exit code 2) here too: the user has
             // to make room.
-            outcome.exit_code = outcome.exit_code.max(2);
+            outcome.exit_code = 2;
             outcome.message = match outcome.message.as_str() {
                 "" => error,
                 reason if reason.contains(&error) => reason.to_owned(),
