@@ -180,6 +180,9 @@ class Feed:
         """The next update; the end of the process where there is none."""
         if (update := next(self._source, None)) is None:
             self._check.end()
+        if not all(update.layouts):
+            # Ranks meet in each call on documents that span them, and this one would make none.
+            raise ValueError("cadre check: a batch of this rank has no documents; give every rank some while you check")
         # Whatever number of steps the script gave to `init`.
         job.steps = job.next + 1
         self._check.begin()

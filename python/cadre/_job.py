@@ -218,7 +218,9 @@ class Job:
             signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM) or signal.SIG_DFL)
         if self.session:
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(self.session))
-            close_sockets()
+            # Of a rank that has left, their ports may be the script's by now.
+            if not self.left:
+                close_sockets()
 
     def backward_phase(self, number: int) -> tuple[Step, int, int]:
         """Step, micro-batch and layer of a forward's ticket; refuses what is not the next backward, before anything is

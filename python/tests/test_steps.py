@@ -13,7 +13,7 @@ from unittest import mock
 import cadre
 import torch
 from alone import Alone
-from cadre import _job, _kept, _layout, _step
+from cadre import _check, _job, _kept, _layout, _step
 from torch import Tensor
 
 ROWS = 8
@@ -259,6 +259,12 @@ class Ends(Alone):
         self.assertFalse(cadre.begin_step([3]))
         self.assertFalse(cadre.stopped())
         cadre.finish()
+
+    def test_a_check_refuses_a_rank_without_documents(self) -> None:
+        feed = _check.Feed.__new__(_check.Feed)
+        feed._source = iter([_check.Update([None], [[]])])
+        with self.assertRaisesRegex(ValueError, "a batch of this rank has no documents"):
+            feed.begin(SimpleNamespace())
 
     def test_a_script_that_exits_well_finishes_its_job(self) -> None:
         self.join(steps=1)
