@@ -303,6 +303,8 @@ def main() -> int:
     machine.go_on_with_torch(HERE / "run.py")
     # A stream that waits for a word of the host would wait for ever.
     os.environ.pop("CUDA_LAUNCH_BLOCKING", None)
+    # Rows do not say which kernels they are of: those that the GPU takes by itself.
+    os.environ.pop("CADRE_GPU_KERNELS", None)
     # Whoever has started it may go away: what is written is worth as much.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     out = asked.out.absolute()
