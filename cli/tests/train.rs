@@ -306,7 +306,7 @@ fn a_dead_trainer_restarts_the_job_from_its_checkpoint() {
     let fault = ["--fault", "kill-trainer:1@3:fwd"];
     let run = place.run("fails", JOB, &fault);
     assert_eq!(run.code, Some(3), "{}", run.said);
-    assert!(run.out.join("checkpoints/step-3").is_dir(), "no survivor wrote it: {}", run.said);
+    assert!(run.out.join("checkpoints/step-3").is_dir(), "{}\n{}", run.said, run.logs());
     let restarted = place.bits("restarts", Job { restarts: 1, ..JOB }, &fault);
     assert_eq!(restarted, calm);
     let first =
