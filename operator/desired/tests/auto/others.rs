@@ -143,6 +143,20 @@ fn who_writes_again_and_again_is_named_and_not_fought() {
     assert_ne!(replay.told().0, "OthersScale");
 }
 
+/// Also where no look has seen the operator's own number between two of theirs.
+#[test]
+fn who_writes_the_same_number_in_each_look_is_left_alone_after_three() {
+    let mut replay = Replay::new(8, 20, 1);
+    replay.run(4_800, HOUR + 60);
+    let before = replay.written.len();
+    for _ in 0..20 {
+        replay.write("autoscaler", Way::Scale, Some(2));
+        assert_eq!(replay.look(4_800), 8);
+    }
+    assert_eq!(replay.written.len() - before, 3);
+    assert_eq!(replay.told().0, "OthersScale");
+}
+
 #[test]
 fn a_new_leader_does_not_begin_the_fight_anew() {
     let mut replay = Replay::new(8, 20, 1);

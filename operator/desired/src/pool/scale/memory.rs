@@ -53,6 +53,11 @@ impl Memory {
         self.number = Some(current);
     }
 
+    /// A number of somebody else that the next look finds is a new one, though it be the same.
+    pub(super) fn takes_over(&mut self) {
+        self.foreign = None;
+    }
+
     /// Whether the number that is there is left alone, since others write again and again.
     pub(super) fn leaves_alone(&self, now: i64) -> bool {
         self.foreign.is_some() && self.left_alone.is_some_and(|it| now - it < QUIET_SECONDS)

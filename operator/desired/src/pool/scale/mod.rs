@@ -83,6 +83,9 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let is_ours = owner::is_ours(pool);
     let is_due = !is_ours || wanted != replicas;
     let write = (is_due && !memory.leaves_alone(second)).then(|| (wanted, owner::noted(pool, now)));
+    if write.is_some() {
+        memory.takes_over();
+    }
     memory.intent = write.as_ref().filter(|it| it.0 != replicas).map(|_| ScaleDecision {
         time: Time(now),
         from: replicas,
