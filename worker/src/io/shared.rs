@@ -88,8 +88,7 @@ pub struct Shared<P: Exchange> {
     pulls: BTreeMap<WirePull, u64>,
     groups: BTreeMap<u64, Group>,
     next_group: u64,
-    /// Pulls that were refused, none between them that went well.
-    refused: u32,
+    refused: pulls::Refusals,
     /// Room for a message that is encoded; a watermark is sent to hundreds.
     message: Vec<u8>,
 }
@@ -120,7 +119,7 @@ impl<P: Exchange> Shared<P> {
             pulls: BTreeMap::new(),
             groups: BTreeMap::new(),
             next_group: 0,
-            refused: 0,
+            refused: pulls::Refusals::default(),
             message: Vec::with_capacity(ENVELOPE_ROOM_BYTES),
         }
     }

@@ -15,8 +15,24 @@ use crate::io::exchange::Exchange;
 use crate::io::output::{Output, Side};
 use crate::trace::Activity;
 
-/// Pulls that the provider refuses in a row, some 20 ms apart, before this process gives up.
-const MAX_REFUSED: u32 = 1000;
+/// How long the provider refuses all pulls that end before this process gives up. A landing that a reader has left may be in the way
+/// of many pulls at once, for a few seconds.
+const MAX_REFUSED_FOR: Nanos = Nanos::from_millis(20_000);
+
+/// Pulls that were refused, none between them that went well.
+#[derive(Debug, Default)]
+pub(super) struct Refusals(Option<Nanos>);
+
+impl Refusals {
+    fn end(&mut self) {
+        self.0 = None;
+    }
+
+    /// Notes one more. Out: whether there were no others for too long.
+    fn go_on(&mut self, now: Nanos) -> bool {
+        now.since(*self.0.get_or_insert(now)) > MAX_REFUSED_FOR
+    }
+}
 
 /// A pull of a machine, in the provider's hands.
 #[derive(Debug)]
@@ -100,12 +116,13 @@ impl<P: Exchange> Shared<P> {
     /// The provider says that a pull ended; if it was the last of a machine's, that one ended.
     pub fn pulled(&mut self, wire: WirePull, result: Result<u64, PullError>) {
         let Some(id) = self.pulls.remove(&wire) else { return };
+        let now = self.now();
         let group = self.groups.get_mut(&id).expect("a group lives until its last pull ended");
         match result {
             Ok(bytes) => {
                 group.bytes += bytes;
                 group.incarnation = self.provider.found(wire).unwrap_or(group.incarnation);
-                self.refused = 0;
+                self.refused.end();
             }
             Err(error) => {
                 tracing::debug!("a pull failed: {error}");
@@ -116,8 +133,7 @@ impl<P: Exchange> Shared<P> {
                     PullError::Cancelled => PullFailure::Cancelled,
                     PullError::Refused { reason } => {
                         // A copy that cannot be called back is in the way for a while; what stays refused is a bug.
-                        self.refused += 1;
-                        if self.refused > MAX_REFUSED {
+                        if self.refused.go_on(now) {
                             let pull = format!("pulls from {} are refused: {reason}", group.from);
                             self.outputs.put(Output::Broken(pull));
                         }
@@ -137,5 +153,20 @@ impl<P: Exchange> Shared<P> {
             let result = group.failure.map_or(Ok(group.incarnation), Err);
             self.ended(group.side, group.pull, result);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_process_gives_up_by_how_long_pulls_are_refused_and_not_by_how_many() {
+        let mut refused = Refusals::default();
+        let at = Nanos::from_millis;
+        assert!((0..10_000).all(|it| !refused.go_on(at(1 + it))), "many in ten seconds");
+        refused.end();
+        assert!(!refused.go_on(at(25_000)) && !refused.go_on(at(45_000)));
+        assert!(refused.go_on(at(45_001)));
     }
 }
