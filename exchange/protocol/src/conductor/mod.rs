@@ -61,8 +61,10 @@ pub struct Conductor {
     /// A step, and the fillers with which it could not be published.
     refused: (u64, Vec<Fillers>),
     live: BTreeMap<u64, Live>,
-    /// Since when a step that could be published has found no live slot.
+    /// Since when a step that could be published has found no live slot, until a header of it is known to have found its slots.
     held: Option<Nanos>,
+    /// Whether it was said that its pool is lost, since a header of it was last tried.
+    held_said: bool,
     local: Locality,
     proposals: u64,
     watermark: Option<At>,
@@ -102,6 +104,7 @@ impl Conductor {
             refused: (0, Vec::new()),
             live: BTreeMap::new(),
             held: None,
+            held_said: false,
             local: Locality::Pool,
             proposals: 0,
             watermark: None,
@@ -132,6 +135,10 @@ impl Conductor {
             }
             Event::HeaderReady { step, phases } => {
                 assert!(phases > 0, "a step has phases");
+                // Headers before it have found their slots.
+                if !self.live.is_empty() {
+                    self.held = None;
+                }
                 self.ready.insert(step, phases);
             }
             Event::Placed { step, proposal } => self.placed(step, proposal, out),
@@ -217,6 +224,9 @@ impl Conductor {
             return;
         }
         let before = done.replace(at);
+        if self.live.contains_key(&at.step) {
+            self.held = None;
+        }
         *self.done.entry(Some(at)).or_default() += 1;
         let left = self.done.entry(before).or_default();
         *left -= 1;
@@ -312,16 +322,16 @@ impl Conductor {
                 if !self.live.is_empty() {
                     return;
                 }
-                if self.held.is_none() {
+                // A header that finds no slots does not begin the wait anew.
+                self.held.get_or_insert(now);
+                if !std::mem::replace(&mut self.held_said, true) {
                     out.push(Command::PoolLost { step });
-                    self.held = Some(now);
                 }
                 match self.settings.on_pool_loss {
                     OnPoolLoss::Local
                         if enable_standby(&mut fillers) && !self.is_refused(step, &fillers) =>
                     {
                         self.local = Locality::Local;
-                        self.held = None;
                     }
                     OnPoolLoss::Wait(_) => return,
                     OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => return,
@@ -329,9 +339,8 @@ impl Conductor {
                         return out.push(Command::End(End::PoolLost { step }));
                     }
                 }
-            } else {
-                self.held = None;
             }
+            self.held_said = false;
             self.ready.remove(&step);
             out.push(Command::Publish { step, fillers: fillers.clone() });
             self.live.insert(step, Live::new(now, phases, fillers));

@@ -13,6 +13,8 @@ pub(super) struct Live {
     /// Rounds `1..`, as sent.
     tables: Vec<Fillers>,
     state: State,
+    /// Since when servers that have come did not suffice, if that is so.
+    short_since: Option<Nanos>,
 }
 
 #[derive(Debug)]
@@ -36,7 +38,8 @@ enum State {
 
 impl Live {
     pub(super) fn new(now: Nanos, phases: u32, header: Fillers) -> Self {
-        Self { published: now, phases, header, tables: Vec::new(), state: State::Settled }
+        let (tables, state) = (Vec::new(), State::Settled);
+        Self { published: now, phases, header, tables, state, short_since: None }
     }
 
     pub(super) fn last(&self, step: u64) -> At {
@@ -133,19 +136,24 @@ impl Conductor {
         self.live.first_key_value().map(|it| *it.0)
     }
 
+    /// A server that comes and does not suffice does not begin the wait anew.
     fn pool_lost(&mut self, now: Nanos, step: u64, mut fillers: Fillers, out: &mut Vec<Command>) {
-        out.push(Command::PoolLost { step });
+        let live = self.live.get_mut(&step).expect("only live steps lose their pool");
+        if live.short_since.is_none() {
+            out.push(Command::PoolLost { step });
+        }
+        let since = *live.short_since.get_or_insert(self.held.unwrap_or(now));
         match self.settings.on_pool_loss {
             OnPoolLoss::Local if enable_standby(&mut fillers) => {
                 self.local = Locality::Local;
                 self.propose(step, fillers, out);
             }
             OnPoolLoss::Wait(_) => {
-                self.set(step, State::Lost { since: now, fillers });
+                self.set(step, State::Lost { since, fillers });
                 self.fill(out);
             }
             OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => {
-                self.set(step, State::Lost { since: now, fillers });
+                self.set(step, State::Lost { since, fillers });
             }
             OnPoolLoss::Local | OnPoolLoss::Fail => {
                 out.push(Command::End(End::PoolLost { step }));
@@ -181,6 +189,7 @@ impl Conductor {
         let Some(fillers) = self.answered(step, proposal) else { return };
         let live = self.live.get_mut(&step).expect("the proposal is of a live step");
         live.tables.push(fillers);
+        (live.short_since, self.held) = (None, None);
         let (round, message) = (live.round(), live.message(step));
         out.push(Command::Filled { step, round });
         self.broadcast(&message, out);
@@ -224,14 +233,19 @@ impl Conductor {
             State::Lost { since, .. } => Some((since, step)),
             State::Settled | State::Proposed { .. } | State::Short { .. } => None,
         });
-        let held = self.held.zip(self.ready.keys().next().copied());
+        let held = self.held().zip(self.ready.keys().next().copied());
         lost.chain(held).map(move |(since, step)| (since.after(limit), step))
+    }
+
+    /// Since when the next step waits for a server; not while its header is being placed.
+    fn held(&self) -> Option<Nanos> {
+        self.held.filter(|_| self.live.is_empty())
     }
 
     /// Whether the step that is to go on has no live slot.
     pub(super) fn waits_for_a_server(&self) -> bool {
         let lost = |it: &Live| matches!(it.state, State::Lost { .. });
-        self.held.is_some() || self.live.values().any(lost)
+        self.held().is_some() || self.live.values().any(lost)
     }
 }
 

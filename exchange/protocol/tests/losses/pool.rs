@@ -311,3 +311,52 @@ fn a_step_without_servers_ends_no_job_while_one_before_it_has_some() {
         assert_eq!(said.contains(&end), on_pool_loss == wait, "{on_pool_loss:?}");
     }
 }
+
+/// When the job ends, whose pool may be lost for a minute. A server comes every 40 s that some bundle does not fit, and is gone 5 s
+/// later; `runs` if the step had a server that could take all when it began.
+fn ends_beside_small_servers(runs: bool) -> u64 {
+    let settings = Settings { on_pool_loss: OnPoolLoss::Wait(ms(60_000)), ..Settings::default() };
+    let mut conductor = Conductor::new(1, settings, Nanos(0));
+    let id = |incarnation| Some(Filler::Server(ServerId { index: 0, incarnation }));
+    let mut lost = 0;
+    for millis in (0..).step_by(100) {
+        let now = ms(millis);
+        let mut said = match millis {
+            0 => {
+                handle(&mut conductor, now, Event::View(vec![if runs { id(0) } else { None }]));
+                handle(&mut conductor, now, Event::HeaderReady { step: 0, phases: 4 })
+            }
+            at if at % 40_000 == 0 => {
+                let view = vec![id((at / 40_000) as u32)];
+                handle(&mut conductor, now, Event::View(view))
+            }
+            at if at % 40_000 == 5_000 => handle(&mut conductor, now, Event::View(vec![None])),
+            _ => handle(&mut conductor, now, Event::Tick),
+        };
+        for command in said.clone() {
+            said.extend(match command {
+                Command::Propose { step, proposal, .. } => {
+                    handle(&mut conductor, now, Event::Unplaceable { step, proposal })
+                }
+                Command::Publish { step, .. } if !runs => {
+                    handle(&mut conductor, now, Event::Unplaceable { step, proposal: HEADER })
+                }
+                _ => Vec::new(),
+            });
+        }
+        lost += said.iter().filter(|it| **it == Command::PoolLost { step: 0 }).count();
+        if said.contains(&Command::End(End::PoolLost { step: 0 })) {
+            assert!(lost > 0);
+            return millis;
+        }
+        assert!(millis < 600_000, "it waits without end");
+    }
+    unreachable!("it counts without end")
+}
+
+#[test]
+fn servers_that_come_and_do_not_suffice_do_not_begin_the_wait_for_a_pool_anew() {
+    assert_eq!(ends_beside_small_servers(false), 60_000);
+    let ended = ends_beside_small_servers(true);
+    assert!((60_000..64_000).contains(&ended), "{ended}");
+}
