@@ -55,7 +55,7 @@ fn by_itself<T>(
     if devices.is_empty() {
         return Err("this machine has no device for RDMA".to_owned());
     }
-    // No row is to cross a network in the clear.
+    // What RDMA carries is not encrypted, whatever the links are.
     let refused = match encryption {
         Encryption::Required => Err(UcxError::InTheClear),
         Encryption::Off | Encryption::Tcp => Ok(()),
