@@ -44,6 +44,9 @@ pub(crate) struct ModelOptions {
     /// Inner width of SwiGLU, in place of the model's.
     #[arg(long, value_name = "N")]
     pub(crate) feed_forward: Option<u32>,
+    /// Tokens that there are; default: the 256 bytes. With another size, documents are lines of .jsonl with "tokens".
+    #[arg(long, value_name = "N")]
+    pub(crate) vocab_size: Option<u32>,
 }
 
 fn model(name: &str) -> Result<String, String> {
@@ -64,10 +67,19 @@ impl From<ModelOptions> for Design {
             kv_heads,
             head_dim,
             feed_forward,
+            vocab_size,
         } = options;
         Self {
             preset: model,
-            sizes: Sizes { width, depth, query_heads, kv_heads, head_dim, feed_forward },
+            sizes: Sizes {
+                width,
+                depth,
+                query_heads,
+                kv_heads,
+                head_dim,
+                feed_forward,
+                vocab_size,
+            },
             layers,
             scores: Scores {
                 scale: attention_scale,

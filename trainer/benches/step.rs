@@ -165,9 +165,9 @@ impl Peer {
 
     fn step(&mut self, folder: &Path, stream: &Stream, rate: f32) -> Value {
         let rows = stream.rows(0);
-        let mut bytes = rows.ids;
+        let mut bytes: Vec<u8> = rows.ids.iter().map(|&it| it as u8).collect();
         for target in rows.targets {
-            bytes.extend(target.map_or(-1, i16::from).to_ne_bytes());
+            bytes.extend(target.map_or(-1, |it| it as i16).to_ne_bytes());
         }
         let path = folder.join("step.rows");
         std::fs::write(&path, bytes).expect("target/bench is writable");

@@ -2,31 +2,39 @@
 //!
 //! In: a path. Out: a [`Corpus`], its documents in the order of their paths, lines in the order of their file.
 //! Sub-directories and symbolic links are followed; names that start with a dot, empty files and empty lines are
-//! left out. Bytes are taken as they are: any file is good, but for lines of `.jsonl` that hold neither text nor tokens.
+//! left out. The tokens of a file are its bytes, as they are: any file is good, but for lines of `.jsonl` that hold neither text
+//! nor tokens.
 //!
 //! Does not cut documents; that is the loader's.
 //!
 //! Invariant: the same files under the same names give the same corpus and digest on every machine.
 
+mod error;
 mod held;
 mod lines;
+mod tokens;
 
+use std::collections::BTreeMap;
 use std::fs;
-use std::io;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use xxhash_rust::xxh3::Xxh3;
 
+pub use self::error::CorpusError;
 pub(crate) use self::held::Piece;
 pub use self::held::{HeldOut, HeldOutError};
+pub use self::tokens::Tokens;
+
+/// Size of the vocabulary whose tokens are the bytes.
+pub(crate) const BYTES: usize = 256;
 
 /// Documents of a training run.
 #[derive(Clone, Debug)]
 pub struct Corpus {
     documents: Vec<Document>,
-    bytes: u64,
+    tokens: u64,
     digest: u64,
 }
 
@@ -35,8 +43,17 @@ pub struct Corpus {
 pub struct Document {
     /// Path below the corpus' directory; of a line, `:` and its number, from 1, behind it.
     pub path: PathBuf,
-    /// Its bytes, at least one.
-    pub bytes: Vec<u8>,
+    /// At least one.
+    pub tokens: Tokens,
+    /// Its tokens are bytes of a text, which only the vocabulary of the bytes has.
+    pub is_text: bool,
+}
+
+impl Document {
+    /// A text.
+    pub fn text(path: impl Into<PathBuf>, bytes: impl Into<Vec<u8>>) -> Self {
+        Self { path: path.into(), tokens: bytes.into().into(), is_text: true }
+    }
 }
 
 impl Corpus {
@@ -71,8 +88,8 @@ impl Corpus {
         // Lines of a file come in their order: it is a stable sort by the file's own path.
         documents.sort_by(|a, b| a.0.as_os_str().cmp(b.0.as_os_str()));
         let documents: Vec<_> = documents.into_iter().map(|it| it.1).collect();
-        // Training predicts the next byte, so a document needs two.
-        if documents.iter().all(|it| it.bytes.len() < 2) {
+        // Training predicts the next token, so a document needs two.
+        if documents.iter().all(|it| it.tokens.count() < 2) {
             return Err(CorpusError::Empty { path: root.to_path_buf() });
         }
         Ok(Self::from_documents(documents))
@@ -86,17 +103,16 @@ impl Corpus {
     pub fn from_documents(documents: Vec<Document>) -> Self {
         assert!(!documents.is_empty(), "a corpus without documents");
         let mut digest = Xxh3::new();
-        let mut bytes = 0;
+        let mut tokens = 0;
         for document in &documents {
-            assert!(!document.bytes.is_empty(), "{} is empty", document.path.display());
+            assert!(document.tokens.count() > 0, "{} is empty", document.path.display());
             let path = document.path.as_os_str().as_bytes();
             digest.update(&(path.len() as u64).to_le_bytes());
             digest.update(path);
-            digest.update(&(document.bytes.len() as u64).to_le_bytes());
-            digest.update(&document.bytes);
-            bytes += document.bytes.len() as u64;
+            document.tokens.add_to(&mut digest);
+            tokens += document.tokens.count() as u64;
         }
-        Self { documents, bytes, digest: digest.digest() }
+        Self { documents, tokens, digest: digest.digest() }
     }
 
     /// All documents; at least one.
@@ -104,25 +120,49 @@ impl Corpus {
         &self.documents
     }
 
-    /// Bytes of all documents together.
-    pub fn bytes(&self) -> u64 {
-        self.bytes
+    /// Tokens of all documents together.
+    pub fn tokens(&self) -> u64 {
+        self.tokens
     }
 
-    /// Names the corpus: its paths and bytes.
+    /// Looks whether a model of so many tokens knows all of them. Text is for the vocabulary of the bytes alone.
+    ///
+    /// # Errors
+    ///
+    /// [`CorpusError::Text`] and [`CorpusError::Unknown`] name the first document that does not fit.
+    pub fn fits(&self, vocabulary: usize) -> Result<(), CorpusError> {
+        for Document { path, tokens, is_text } in &self.documents {
+            if *is_text && vocabulary != BYTES {
+                return Err(CorpusError::Text { path: path.clone(), vocabulary });
+            }
+            let unknown = |&(_, id): &(usize, u32)| id as usize >= vocabulary;
+            if let Some((at, id)) = tokens.iter().enumerate().find(unknown) {
+                return Err(CorpusError::Unknown { path: path.clone(), at, id, vocabulary });
+            }
+        }
+        Ok(())
+    }
+
+    /// Names the corpus: its paths and tokens.
     pub fn digest(&self) -> u64 {
         self.digest
     }
 
-    /// Entropy of single bytes, in nats a byte: the loss of a model that knows only how frequent
-    /// each byte is. A model that uses the context at all is below it.
+    /// Entropy of single tokens, in nats a token: the loss of a model that knows only how frequent
+    /// each token is. A model that uses the context at all is below it.
     pub fn unigram_entropy(&self) -> f64 {
-        let mut counts = [0_u64; 256];
-        for byte in self.documents.iter().flat_map(|it| &it.bytes) {
-            counts[usize::from(*byte)] += 1;
+        // In the order of the ids, so that the sum has the same bits everywhere.
+        let mut counts = BTreeMap::<u32, u64>::new();
+        let mut narrow = [0_u64; BYTES];
+        for id in self.documents.iter().flat_map(|it| it.tokens.iter()) {
+            match narrow.get_mut(id as usize) {
+                Some(count) => *count += 1,
+                None => *counts.entry(id).or_default() += 1,
+            }
         }
-        let total = self.bytes as f64;
-        let used = counts.iter().filter(|&&it| it > 0).map(|&it| it as f64 / total);
+        let total = self.tokens as f64;
+        let used = narrow.into_iter().filter(|&it| it > 0).chain(counts.into_values());
+        let used = used.map(|it| it as f64 / total);
         -used.map(|share| share * share.ln()).sum::<f64>()
     }
 }
@@ -177,61 +217,12 @@ fn read_file(
     let unreadable = |source| CorpusError::Unreadable { path: path.to_path_buf(), source };
     let bytes = fs::read(path).map_err(unreadable)?;
     if path.extension().is_some_and(|it| it == "jsonl") {
-        for (number, bytes) in lines::read(path, &bytes)? {
-            let line = format!("{}:{number}", below.display()).into();
-            documents.push((below.clone(), Document { path: line, bytes }));
-        }
+        let lines = lines::read(path, &below, &bytes)?;
+        documents.extend(lines.into_iter().map(|it| (below.clone(), it)));
     } else if !bytes.is_empty() {
-        documents.push((below.clone(), Document { path: below, bytes }));
+        documents.push((below.clone(), Document::text(below, bytes)));
     }
     Ok(())
-}
-
-/// Why a directory is no corpus.
-#[derive(Debug, thiserror::Error)]
-pub enum CorpusError {
-    /// A file or folder cannot be read.
-    #[error("cannot read {}: {source}; check that it exists and its permissions", path.display())]
-    Unreadable {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: io::Error,
-    },
-    /// The path is a file.
-    #[error("{} is not a directory; name the directory that holds the documents", path.display())]
-    NotDirectory {
-        /// The path.
-        path: PathBuf,
-    },
-    /// A line of a `.jsonl` file is no document.
-    #[error("{}, line {line}: {why}; write one JSON object a line, with \"text\": a string, or \"tokens\": a list of bytes, 0 to 255", path.display())]
-    Line {
-        /// The file.
-        path: PathBuf,
-        /// Which line, from 1.
-        line: usize,
-        /// What is wrong with the line.
-        why: String,
-    },
-    /// There is nothing to train on.
-    #[error("{} holds no document of two bytes or more; put one file per document there, or .jsonl files", path.display())]
-    Empty {
-        /// The directory.
-        path: PathBuf,
-    },
-    /// A symbolic link leads to a folder that holds it, or to itself.
-    #[error("{} leads back to a directory that holds it; remove the link", path.display())]
-    Loop {
-        /// The link.
-        path: PathBuf,
-    },
-    /// A pipe, socket or device.
-    #[error("{} is neither a file nor a directory; remove it", path.display())]
-    Special {
-        /// The path.
-        path: PathBuf,
-    },
 }
 
 #[cfg(test)]
@@ -254,7 +245,7 @@ mod tests {
         let corpus = Corpus::read(root).unwrap();
         let paths: Vec<_> = corpus.documents().iter().map(|it| it.path.to_str().unwrap()).collect();
         assert_eq!(paths, ["a", "b/z", "c"]);
-        assert_eq!(corpus.bytes(), 7);
+        assert_eq!(corpus.tokens(), 7);
         assert_eq!(corpus.digest(), Corpus::read(root).unwrap().digest());
         fs::write(root.join("c"), "cd").unwrap();
         assert_ne!(corpus.digest(), Corpus::read(root).unwrap().digest());
@@ -278,21 +269,46 @@ mod tests {
         let documents: Vec<_> = corpus
             .documents()
             .iter()
-            .map(|it| (it.path.to_str().unwrap(), &it.bytes[..]))
+            .map(|it| (it.path.to_str().unwrap(), it.tokens.clone(), it.is_text))
             .collect();
+        let text = |path, bytes: &[u8]| (path, Tokens::from(bytes.to_vec()), true);
         assert_eq!(documents.len(), 14);
-        assert_eq!(documents[0], ("a", &b"a"[..]));
-        assert_eq!(documents[1], ("m.jsonl:1", &[0, 255, 1][..]));
-        assert_eq!(documents[2], ("m.jsonl:2", "é 2".as_bytes()));
+        assert_eq!(documents[0], text("a", b"a"));
+        assert_eq!(documents[1], ("m.jsonl:1", Tokens::from(vec![0_u32, 255, 1]), false));
+        assert_eq!(documents[2], text("m.jsonl:2", "é 2".as_bytes()));
         assert_eq!(documents[12].0, "m.jsonl:12");
-        assert_eq!(documents[13], ("m.jsonl.txt", &b"{"[..]));
+        assert_eq!(documents[13], text("m.jsonl.txt", b"{"));
     }
 
     #[test]
     fn entropy_of_two_equally_frequent_bytes_is_ln_2() {
-        let document = Document { path: "a".into(), bytes: b"abab".to_vec() };
-        let entropy = Corpus::from_documents(vec![document]).unigram_entropy();
-        assert!((entropy - std::f64::consts::LN_2).abs() < 1e-12);
+        let numbers =
+            |ids: Vec<u32>| Document { path: "b".into(), tokens: ids.into(), is_text: false };
+        let few = Document::text("a", *b"abab");
+        for document in [few, numbers(vec![7, 300, 300, 7]), numbers(vec![900, 300])] {
+            let entropy = Corpus::from_documents(vec![document]).unigram_entropy();
+            assert!((entropy - std::f64::consts::LN_2).abs() < 1e-12);
+        }
+    }
+
+    #[test]
+    fn ids_are_the_same_however_they_came_and_must_be_in_the_vocabulary() {
+        let numbers =
+            |ids: Vec<u32>| Document { path: "b".into(), tokens: ids.into(), is_text: false };
+        let of = |document: Document| Corpus::from_documents(vec![document]);
+        let (text, same) = (of(Document::text("b", *b"ab")), of(numbers(vec![97, 98])));
+        assert_eq!(text.digest(), same.digest());
+        assert_eq!(text.documents()[0].tokens, same.documents()[0].tokens);
+        assert_ne!(of(numbers(vec![97, 354])).digest(), same.digest());
+
+        let refused =
+            |corpus: &Corpus, vocabulary| corpus.fits(vocabulary).unwrap_err().to_string();
+        text.fits(256).unwrap();
+        assert!(refused(&text, 257).starts_with("b is text"), "{}", refused(&text, 257));
+        same.fits(99).unwrap();
+        let unknown = refused(&same, 98);
+        assert!(unknown.contains("b: token 1 (from 0) is 98"), "{unknown}");
+        assert!(unknown.ends_with("give --vocab-size 99 or more"), "{unknown}");
     }
 
     #[test]
@@ -318,7 +334,7 @@ mod tests {
             fs::write(root.join("a"), "a").unwrap();
             fs::write(root.join("b"), "b").unwrap();
         };
-        check(short, "holds no document of two bytes");
+        check(short, "holds no document of two tokens");
         let line = |text: &'static str| {
             move |root: &Path| {
                 fs::create_dir(root).unwrap();
@@ -326,13 +342,13 @@ mod tests {
             }
         };
         check(line("{\"text\": \"ab\"}\nnothing\n"), "data/a.jsonl, line 2: ");
-        check(line("{\"text\": \"a\"}\n"), "holds no document of two bytes");
+        check(line("{\"text\": \"a\"}\n"), "holds no document of two tokens");
         check(line("[1, 2]"), "line 1: it is no object");
         check(line("{\"txt\": \"ab\"}"), "line 1: it has neither text nor tokens");
         check(line("{\"text\": 7}"), "line 1: its text is no string");
         check(line("{\"tokens\": \"ab\"}"), "line 1: its tokens are no list");
-        check(line("{\"tokens\": [1, 256]}"), "line 1: its token 256 is not one of the 256 bytes");
-        check(line("{\"tokens\": [1, -1]}"), "line 1: its token -1 is not one of the 256 bytes");
+        check(line("{\"tokens\": [1, 4294967296]}"), "line 1: its token 4294967296 is no id");
+        check(line("{\"tokens\": [1, -1]}"), "line 1: its token -1 is no id");
         check(
             line("{\"text\": \"ab\", \"tokens\": [1, 2]}"),
             "line 1: it has both text and tokens",

@@ -1,6 +1,6 @@
 //! Writes a little text with the trained model, for the end of a run.
 //!
-//! In: parameters and a prompt. Out: the bytes that follow it.
+//! In: parameters and a prompt. Out: the tokens that follow it.
 //!
 //! Attention is computed here, a row at a time over kept keys and values: no pool is needed for a few
 //! hundred rows. Not a server of text; it is as slow as it is simple.
@@ -15,24 +15,27 @@ use rand_chacha::rand_core::Rng;
 use super::loader::{Rows, random};
 use super::model::{Activations, Model};
 
-/// `length` bytes that follow `prompt` (a line break when it is empty); a `temperature` of 0 takes the
-/// likeliest byte each time.
+/// `length` tokens that follow `prompt`; a `temperature` of 0 takes the likeliest token each time.
 ///
 /// # Errors
 ///
 /// Those of a model whose linear layers are on a GPU.
+///
+/// # Panics
+///
+/// When the prompt is empty.
 pub fn sample(
     model: &mut Model,
     parameters: &[f32],
-    prompt: &[u8],
+    prompt: &[u32],
     length: usize,
     temperature: f32,
     seed: u64,
-) -> Result<Vec<u8>, device::Error> {
+) -> Result<Vec<u32>, device::Error> {
     let mut random = random(seed, *b"sample");
     let mut cache = vec![(Vec::new(), Vec::new()); model.stack().layers()];
     let mut kept = Activations::default();
-    let prompt = if prompt.is_empty() { b"\n" } else { prompt };
+    assert!(!prompt.is_empty(), "a sample begins with a token");
     let mut text = prompt.to_vec();
     for position in 0..prompt.len() + length - length.min(1) {
         let rows = Rows {
@@ -100,20 +103,20 @@ fn attend((kind, sinks): (Kind, &[f32]), q: &[f32], keys: &[f32], values: &[f32]
     out
 }
 
-fn draw(logits: &[f32], temperature: f32, random: &mut ChaCha8Rng) -> u8 {
+fn draw(logits: &[f32], temperature: f32, random: &mut ChaCha8Rng) -> u32 {
     let likeliest = (0..logits.len()).max_by(|&a, &b| logits[a].total_cmp(&logits[b]));
     let likeliest = likeliest.expect("a vocabulary");
     if temperature <= 0.0 {
-        return likeliest as u8;
+        return likeliest as u32;
     }
     let weight = |it: &f32| math::exp((it - logits[likeliest]) / temperature);
     let weights: Vec<f32> = logits.iter().map(weight).collect();
     let mut left = (random.next_u32() >> 8) as f32 / (1 << 24) as f32 * weights.iter().sum::<f32>();
-    for (byte, weight) in weights.iter().enumerate() {
+    for (token, weight) in weights.iter().enumerate() {
         left -= weight;
         if left < 0.0 {
-            return byte as u8;
+            return token as u32;
         }
     }
-    likeliest as u8
+    likeliest as u32
 }

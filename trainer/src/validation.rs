@@ -76,11 +76,13 @@ impl Validation {
 
     fn rows(&self, piece: &Piece) -> Rows {
         let Piece { document, start, end } = *piece;
-        let bytes = &self.corpus.documents()[document].bytes;
+        let tokens = &self.corpus.documents()[document].tokens;
+        let mut ids = Vec::with_capacity(end - start);
+        tokens.append(start..end, &mut ids);
         Rows {
-            ids: bytes[start..end].to_vec(),
+            ids,
             positions: (0..(end - start) as u32).collect(),
-            targets: (start..end).map(|at| bytes.get(at + 1).copied()).collect(),
+            targets: (start..end).map(|at| tokens.get(at + 1)).collect(),
         }
     }
 }
@@ -97,10 +99,7 @@ mod tests {
 
     fn corpus(sizes: &[usize]) -> Corpus {
         let text = include_bytes!("../../examples/bible/01-Genesis.txt");
-        let document = |size: &usize| Document {
-            path: format!("{size}").into(),
-            bytes: text[..*size].to_vec(),
-        };
+        let document = |size: &usize| Document::text(format!("{size}"), &text[..*size]);
         Corpus::from_documents(sizes.iter().map(document).collect())
     }
 

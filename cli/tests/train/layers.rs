@@ -238,3 +238,29 @@ fn a_replay_or_a_resume_with_other_layers_is_refused_by_name() {
         refused("wrong", Job { every: pattern, ..JOB }, &[], expected);
     }
 }
+
+#[test]
+fn tokens_of_another_vocabulary_train_with_a_pool_as_without() {
+    const JOB: Job = Job { every: "--checkpoint-every=2, --vocab-size=1000", ..super::JOB };
+    let place = Place::new();
+    for name in ["a", "b"] {
+        fs::remove_file(place.path("data").join(name)).expect("it is there");
+    }
+    let ids = |document: u32| (0..3_000).map(move |at| (at * 37 + document) % 40 * 25);
+    let lines: Vec<_> = (0..3)
+        .map(|it| serde_json::json!({ "tokens": ids(it).collect::<Vec<u32>>() }).to_string())
+        .collect();
+    fs::write(place.path("data/ids.jsonl"), lines.join("\n")).expect("a small file");
+    let local = place.bits("local", JOB, &["--attention", "local"]);
+    let run = place.run("pool", JOB, &[]);
+    assert_eq!(run.code, Some(0), "{}\n{}", run.said, run.logs());
+    close(&run.bits(), &local);
+    // At first each of a thousand tokens is as likely as any other.
+    let first = f32::from_bits(local.losses[0]);
+    assert!((first - 1_000_f32.ln()).abs() < 0.8, "{first}");
+    let summary = fs::read_to_string(place.path("pool/summary.json")).expect("a summary");
+    let summary: Value = serde_json::from_str(&summary).expect("JSON");
+    let sample = summary["sample"].as_str().expect("a sample");
+    let ids: Result<Vec<u32>, _> = sample.split(' ').map(str::parse).collect();
+    assert!(ids.is_ok_and(|it| it.len() == 160 && it.iter().all(|&it| it < 1_000)), "{sample}");
+}

@@ -3,7 +3,7 @@
 //! In: what the user wrote, a part of the corpus or a path. Out: the corpus to train on, and the one to evaluate on.
 //!
 //! Invariant: which documents of a corpus are held out depends on their paths and sizes alone, not on the seed, so that runs
-//! with other seeds can be compared. Documents are held out whole, and no document is trained on that has the bytes of one.
+//! with other seeds can be compared. Documents are held out whole, and no document is trained on that has the tokens of one.
 
 use std::collections::HashSet;
 use std::num::NonZeroU32;
@@ -17,7 +17,7 @@ use super::{Corpus, CorpusError, Document};
 /// What a model is evaluated on.
 #[derive(Clone, Debug, PartialEq)]
 pub enum HeldOut {
-    /// A share of the bytes of the corpus, above 0 and below 1.
+    /// A share of the tokens of the corpus, above 0 and below 1.
     Part(f64),
     /// A file, or every file below a folder.
     Path(PathBuf),
@@ -36,7 +36,7 @@ pub enum HeldOutError {
     Path(CorpusError),
     /// Nothing would be left to train on.
     #[error(
-        "--validate: the corpus has {documents} document of two bytes or more, and documents are held out whole; give more documents, or the path of others"
+        "--validate: the corpus has {documents} document of two tokens or more, and documents are held out whole; give more documents, or the path of others"
     )]
     TooFew {
         /// How many there are.
@@ -44,7 +44,7 @@ pub enum HeldOutError {
     },
     /// All documents are held out.
     #[error(
-        "--validate: every document of the corpus is one that is held out, byte for byte; hold out other documents, or a part such as 0.05"
+        "--validate: every document of the corpus is one that is held out, token for token; hold out other documents, or a part such as 0.05"
     )]
     All,
 }
@@ -72,8 +72,8 @@ impl HeldOut {
             Self::Path(path) => (corpus, Corpus::read_any(path).map_err(HeldOutError::Path)?),
             Self::Part(part) => cut_off(corpus, *part)?,
         };
-        let known: HashSet<_> = held.documents.iter().map(|it| &it.bytes).collect();
-        let kept = corpus.documents.into_iter().filter(|it| !known.contains(&it.bytes));
+        let known: HashSet<_> = held.documents.iter().map(|it| &it.tokens).collect();
+        let kept = corpus.documents.into_iter().filter(|it| !known.contains(&it.tokens));
         let kept: Vec<_> = kept.collect();
         if kept.is_empty() {
             return Err(HeldOutError::All);
@@ -86,19 +86,19 @@ impl HeldOut {
 /// shortest one.
 fn cut_off(corpus: Corpus, part: f64) -> Result<(Corpus, Corpus), HeldOutError> {
     let digest = |it: &Path| xxh3_64(it.as_os_str().as_encoded_bytes());
-    // The loss needs a byte and its successor.
-    let long = |(_, it): &(usize, &Document)| it.bytes.len() > 1;
+    // The loss needs a token and its successor.
+    let long = |(_, it): &(usize, &Document)| it.tokens.count() > 1;
     let mut order: Vec<_> = corpus.documents.iter().enumerate().filter(long).collect();
     if order.len() < 2 {
         return Err(HeldOutError::TooFew { documents: order.len() });
     }
     order.sort_by_key(|(at, it)| (digest(&it.path), *at));
-    let wanted = part * corpus.bytes as f64;
+    let wanted = part * corpus.tokens as f64;
     let mut held = vec![false; corpus.documents.len()];
-    let shortest = order.iter().min_by_key(|it| it.1.bytes.len()).map(|it| it.0);
+    let shortest = order.iter().min_by_key(|it| it.1.tokens.count()).map(|it| it.0);
     let (mut bytes, mut left) = (0, order.len());
     for (at, document) in order {
-        let with = bytes + document.bytes.len() as u64;
+        let with = bytes + document.tokens.count() as u64;
         if with as f64 <= wanted && left > 1 {
             (held[at], bytes, left) = (true, with, left - 1);
         }
@@ -121,9 +121,9 @@ fn cut_off(corpus: Corpus, part: f64) -> Result<(Corpus, Corpus), HeldOutError> 
 pub(crate) struct Piece {
     /// Index among the documents.
     pub(crate) document: usize,
-    /// First byte.
+    /// First token.
     pub(crate) start: usize,
-    /// Byte after the last.
+    /// Token after the last.
     pub(crate) end: usize,
 }
 
@@ -137,12 +137,12 @@ impl Corpus {
             .iter()
             .enumerate()
             .flat_map(|(document, it)| {
-                let length = it.bytes.len();
+                let length = it.tokens.count();
                 let piece = move |start| Piece { document, start, end: length.min(start + cap) };
                 (0..length).step_by(cap).map(piece)
             })
-            // The last byte of a document has no successor.
-            .filter(|it| it.start + 1 < self.documents[it.document].bytes.len())
+            // The last token of a document has no successor.
+            .filter(|it| it.start + 1 < self.documents[it.document].tokens.count())
             .collect();
         let rows: u64 = pieces.iter().map(|it| (it.end - it.start) as u64).sum();
         let count = pieces.len() as u64;
@@ -160,10 +160,8 @@ mod tests {
     use super::*;
 
     fn corpus(sizes: &[usize]) -> Corpus {
-        let document = |(at, size): (usize, &usize)| Document {
-            path: format!("{at}").into(),
-            bytes: vec![at as u8; *size],
-        };
+        let document =
+            |(at, size): (usize, &usize)| Document::text(format!("{at}"), vec![at as u8; *size]);
         Corpus::from_documents(sizes.iter().enumerate().map(document).collect())
     }
 
@@ -178,7 +176,7 @@ mod tests {
             let (train, held) = HeldOut::Part(part).split(all.clone()).unwrap();
             assert_eq!(held.documents().len(), expected, "{part}");
             let mut both = [train.documents(), held.documents()].concat();
-            both.sort_by_key(|it| it.bytes[0]);
+            both.sort_by_key(|it| it.tokens.get(0));
             assert_eq!(both, all.documents(), "{part}");
         }
         // More of them hold out the same ones, and others.
@@ -195,7 +193,7 @@ mod tests {
             let (_, held) = HeldOut::Part(0.05).split(corpus(&sizes)).unwrap();
             assert_eq!(held.documents().len(), 5, "the long one is number {large}");
             let (_, held) = HeldOut::Part(0.001).split(corpus(&sizes)).unwrap();
-            assert_eq!(held.documents()[0].bytes.len(), 10, "the long one is number {large}");
+            assert_eq!(held.documents()[0].tokens.count(), 10, "the long one is number {large}");
         }
     }
 
@@ -204,7 +202,7 @@ mod tests {
         let twice = [corpus(&[30; 6]).documents, corpus(&[30; 6]).documents].concat();
         let twice = Corpus::from_documents(twice);
         let (train, held) = HeldOut::Part(0.2).split(twice).unwrap();
-        let is_held = |it: &&Document| held.documents().iter().any(|held| held.bytes == it.bytes);
+        let is_held = |it: &&Document| held.documents().iter().any(|held| held.tokens == it.tokens);
         assert_eq!(train.documents().iter().find(is_held), None);
         let folder = tempfile::tempdir().unwrap();
         std::fs::write(folder.path().join("a"), [0; 9]).unwrap();
@@ -223,7 +221,7 @@ mod tests {
         }
         assert_eq!("0.05".parse::<HeldOut>().unwrap(), HeldOut::Part(0.05));
         let lone = HeldOut::Part(0.5).split(corpus(&[100, 1])).unwrap_err().to_string();
-        assert!(lone.contains("has 1 document of two bytes"), "{lone}");
+        assert!(lone.contains("has 1 document of two tokens"), "{lone}");
         let missing = "/nowhere/held".parse::<HeldOut>().unwrap().split(corpus(&[9]));
         let missing = missing.unwrap_err().to_string();
         assert!(missing.starts_with("--validate: cannot read /nowhere/held"), "{missing}");
@@ -260,7 +258,7 @@ mod tests {
                 piece(3, 0, 10),
                 piece(3, 10, 20),
             ],
-            "the last byte of the last document has no successor"
+            "the last token of the last document has no successor"
         );
         assert_eq!(
             all.pieces(some(10), some(28)),

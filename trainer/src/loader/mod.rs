@@ -8,7 +8,7 @@
 //! one, and a resumed run goes on with the same data.
 //!
 //! Invariant: a stream's documents cover its rows without gap; document `d` of a stream is a run of
-//! consecutive bytes of one file, and a row's target is the next byte of that file, also across the
+//! consecutive tokens of one file, and a row's target is the next token of that file, also across the
 //! document's cut.
 
 mod lengths;
@@ -21,7 +21,7 @@ pub use lengths::Lengths;
 pub(super) use lengths::random;
 use lengths::{below, stream_random};
 
-use super::corpus::Corpus;
+use super::corpus::{Corpus, Tokens};
 
 /// What decides the streams, beside the corpus and the lengths.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -44,21 +44,21 @@ pub struct Loader {
     corpus: Arc<Corpus>,
     lengths: Lengths,
     settings: Settings,
-    /// First byte of each file in the corpus laid end to end.
+    /// First token of each file in the corpus laid end to end.
     starts: Vec<u64>,
 }
 
 impl Loader {
     /// # Errors
     ///
-    /// [`LoaderError::NoTarget`] when no file has a byte that follows another, and
+    /// [`LoaderError::NoTarget`] when no file has a token that follows another, and
     /// [`LoaderError::TooLarge`] when a stream has more rows than positions count.
     pub fn new(
         corpus: Arc<Corpus>,
         lengths: Lengths,
         settings: Settings,
     ) -> Result<Self, LoaderError> {
-        if corpus.documents().iter().all(|it| it.bytes.len() < 2) {
+        if corpus.documents().iter().all(|it| it.tokens.count() < 2) {
             return Err(LoaderError::NoTarget);
         }
         let rows = u64::from(settings.trainers.get()) * u64::from(settings.tokens.get());
@@ -70,7 +70,7 @@ impl Loader {
             .iter()
             .scan(0, |end, document| {
                 let start = *end;
-                *end += document.bytes.len() as u64;
+                *end += document.tokens.count() as u64;
                 Some(start)
             })
             .collect();
@@ -163,26 +163,25 @@ impl Loader {
                 return None;
             }
             let drawn = self.lengths.draw(&mut random);
-            let at = below(&mut random, self.corpus.bytes());
+            let at = below(&mut random, self.corpus.tokens());
             let cut = self.cut(at, drawn.get().min(cap.get()).min(left));
             left -= cut.rows();
             Some(cut)
         })
     }
 
-    /// Up to `length` bytes that begin at byte `at` of the corpus laid end to end.
+    /// Up to `length` tokens that begin at token `at` of the corpus laid end to end.
     fn cut(&self, at: u64, length: u32) -> Cut<'_> {
         let file = self.starts.partition_point(|&start| start <= at) - 1;
-        let bytes = &self.corpus.documents()[file].bytes;
+        let tokens = &self.corpus.documents()[file].tokens;
         let start = (at - self.starts[file]) as usize;
-        Cut { bytes, start, end: bytes.len().min(start + length as usize) }
+        Cut { file: tokens, start, end: tokens.count().min(start + length as usize) }
     }
 }
 
-/// A document: consecutive bytes of a file.
+/// A document: consecutive tokens of a file.
 struct Cut<'a> {
-    /// The file.
-    bytes: &'a [u8],
+    file: &'a Tokens,
     start: usize,
     end: usize,
 }
@@ -192,21 +191,21 @@ impl Cut<'_> {
         (self.end - self.start) as u32
     }
 
-    /// Rows that a byte of the file follows: all, but for the file's last.
+    /// Rows that a token of the file follows: all, but for the file's last.
     fn targets(&self) -> u32 {
-        self.rows() - u32::from(self.end == self.bytes.len())
+        self.rows() - u32::from(self.end == self.file.count())
     }
 
     /// Appends some of the rows.
     fn append(
         &self,
         rows: Range<u32>,
-        (ids, positions, targets): (&mut Vec<u8>, &mut Vec<u32>, &mut Vec<Option<u8>>),
+        (ids, positions, targets): (&mut Vec<u32>, &mut Vec<u32>, &mut Vec<Option<u32>>),
     ) {
-        let bytes = self.start + rows.start as usize..self.start + rows.end as usize;
-        ids.extend_from_slice(&self.bytes[bytes.clone()]);
+        let tokens = self.start + rows.start as usize..self.start + rows.end as usize;
+        self.file.append(tokens.clone(), ids);
         positions.extend(rows);
-        targets.extend(bytes.map(|at| self.bytes.get(at + 1).copied()));
+        targets.extend(tokens.map(|at| self.file.get(at + 1)));
     }
 }
 
@@ -229,9 +228,9 @@ pub struct Stream {
     tokens: u32,
     trainers: u32,
     documents: Vec<u32>,
-    ids: Vec<u8>,
+    ids: Vec<u32>,
     positions: Vec<u32>,
-    targets: Vec<Option<u8>>,
+    targets: Vec<Option<u32>>,
 }
 
 impl Stream {
@@ -292,12 +291,12 @@ pub struct Stretch {
 /// What one trainer holds of a stream; the three have the same length.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Rows {
-    /// Bytes read.
-    pub ids: Vec<u8>,
+    /// Tokens read.
+    pub ids: Vec<u32>,
     /// Positions in their documents.
     pub positions: Vec<u32>,
-    /// Bytes to predict; none at the end of a file.
-    pub targets: Vec<Option<u8>>,
+    /// Tokens to predict; none at the end of a file.
+    pub targets: Vec<Option<u32>>,
 }
 
 /// Rows of a stream that its positions and plans can count.
@@ -306,9 +305,9 @@ const MAX_ROWS: u64 = 1 << 31;
 /// Why there is no loader.
 #[derive(Debug, thiserror::Error)]
 pub enum LoaderError {
-    /// Every file is one byte long.
+    /// Every file is one token long.
     #[error(
-        "no file of the corpus has two bytes, so there is nothing to predict; use longer files"
+        "no file of the corpus has two tokens, so there is nothing to predict; use longer files"
     )]
     NoTarget,
     /// Trainers × tokens is too much.

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::stack::Stack;
 use crate::loader::random;
 
-/// Sizes of a model. The vocabulary is the 256 bytes.
+/// Sizes of a model.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
@@ -29,10 +29,15 @@ pub struct Config {
     pub head_dim: usize,
     /// Inner width of SwiGLU.
     pub feed_forward: usize,
+    /// Tokens that there are; the 256 bytes where nothing else is said.
+    #[serde(default = "bytes")]
+    pub vocabulary: usize,
 }
 
-/// Tokens: the bytes.
-pub(super) const VOCABULARY: usize = 256;
+/// Of checkpoints that know no other vocabulary.
+fn bytes() -> usize {
+    256
+}
 
 impl Config {
     /// The preset of that name: one of [`Config::PRESETS`].
@@ -54,7 +59,7 @@ impl Config {
         (query_heads, kv_heads, head_dim): (usize, usize, usize),
         feed_forward: usize,
     ) -> Self {
-        Self { width, layers, query_heads, kv_heads, head_dim, feed_forward }
+        Self { width, layers, query_heads, kv_heads, head_dim, feed_forward, vocabulary: 256 }
     }
 
     /// Heads of layers that say no others.
@@ -65,11 +70,12 @@ impl Config {
 
     /// The sizes as transformers reads them of a Llama whose documents have at most `positions` rows.
     pub fn as_llama(&self, positions: u32) -> serde_json::Value {
-        let Self { width, layers, query_heads, kv_heads, head_dim, feed_forward } = *self;
+        let Self { width, layers, query_heads, kv_heads, head_dim, feed_forward, vocabulary } =
+            *self;
         serde_json::json!({
             "architectures": ["LlamaForCausalLM"],
             "model_type": "llama",
-            "vocab_size": VOCABULARY,
+            "vocab_size": vocabulary,
             "hidden_size": width,
             "intermediate_size": feed_forward,
             "num_hidden_layers": layers,
@@ -168,8 +174,8 @@ impl Parameters {
             tensors.push(Matrix { name, rows, columns, range: range.clone() });
             range
         };
-        let Config { width, feed_forward, .. } = *config;
-        let embedding = place("model.embed_tokens.weight".into(), VOCABULARY, width);
+        let Config { width, feed_forward, vocabulary, .. } = *config;
+        let embedding = place("model.embed_tokens.weight".into(), vocabulary, width);
         let layers = (0..config.layers)
             .map(|layer| {
                 let name = |name: &str| format!("model.layers.{layer}.{name}");
@@ -200,7 +206,7 @@ impl Parameters {
             })
             .collect();
         let norm = place("model.norm.weight".into(), 1, width);
-        let head = place("lm_head.weight".into(), VOCABULARY, width);
+        let head = place("lm_head.weight".into(), vocabulary, width);
         Self { embedding, layers, norm, head, tensors }
     }
 

@@ -36,6 +36,8 @@ pub struct Sizes {
     pub head_dim: Option<u32>,
     /// Inner width of SwiGLU.
     pub feed_forward: Option<u32>,
+    /// Tokens that there are.
+    pub vocab_size: Option<u32>,
 }
 
 /// Why there is no such model.
@@ -97,8 +99,10 @@ impl Sizes {
             kv_heads: size(self.kv_heads, preset.kv_heads),
             head_dim: size(self.head_dim, preset.head_dim),
             feed_forward: size(self.feed_forward, preset.feed_forward),
+            vocabulary: size(self.vocab_size, preset.vocabulary),
         };
-        let Config { width, layers, query_heads, kv_heads, head_dim, feed_forward } = config;
+        let Config { width, layers, query_heads, kv_heads, head_dim, feed_forward, vocabulary } =
+            config;
         let dim = (8..=256).contains(&head_dim) && head_dim.is_multiple_of(8);
         for (option, given, fits, allowed) in [
             ("width", width, (8..=65_536).contains(&width), "8 to 65,536"),
@@ -107,6 +111,7 @@ impl Sizes {
             ("kv-heads", kv_heads, (1..=1_024).contains(&kv_heads), "1 to 1,024"),
             ("head-dim", head_dim, dim, "a multiple of 8 up to 256"),
             ("feed-forward", feed_forward, (8..=262_144).contains(&feed_forward), "8 to 262,144"),
+            ("vocab-size", vocabulary, (2..=1_048_576).contains(&vocabulary), "2 to 1,048,576"),
         ] {
             if !fits {
                 return Err(DesignError::Size { option, given, allowed });
@@ -141,6 +146,8 @@ mod tests {
         assert_eq!(tiny(sizes), Ok(Config { kv_heads: 2, head_dim: 256, ..preset }));
         let sizes = Sizes { depth: Some(3), width: Some(72), ..Sizes::default() };
         assert_eq!(tiny(sizes), Ok(Config { layers: 3, width: 72, ..preset }));
+        let sizes = Sizes { vocab_size: Some(50_304), ..Sizes::default() };
+        assert_eq!(tiny(sizes), Ok(Config { vocabulary: 50_304, ..preset }));
     }
 
     #[test]
@@ -176,6 +183,7 @@ mod tests {
             (Sizes { width: Some(7), ..none }, "--width 7 does not fit"),
             (Sizes { depth: Some(0), ..none }, "--depth 0 does not fit"),
             (Sizes { feed_forward: Some(0), ..none }, "--feed-forward 0 does not fit"),
+            (Sizes { vocab_size: Some(1), ..none }, "--vocab-size 1 does not fit; give 2 to"),
             (
                 Sizes { kv_heads: Some(4), ..none },
                 "2 query heads are no multiple of 4 KV heads, which share them evenly; give --query-heads",

@@ -108,7 +108,7 @@ impl Model {
         let rows = kept.rows.take().expect("embed comes first");
         let table = &mut gradients[self.parameters.embedding.clone()];
         for (&id, dx) in rows.ids.iter().zip(kept.stream.chunks_exact(width)) {
-            let row = &mut table[usize::from(id) * width..][..width];
+            let row = &mut table[id as usize * width..][..width];
             for (sum, dx) in row.iter_mut().zip(dx) {
                 *sum += dx;
             }

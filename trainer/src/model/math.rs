@@ -139,7 +139,7 @@ pub(super) fn cross_entropy(
     threads: Threads,
     vocabulary: usize,
     logits: &mut [f32],
-    targets: &[Option<u8>],
+    targets: &[Option<u32>],
     weight: f32,
 ) -> f64 {
     let mut losses = vec![0.0_f64; targets.len().div_ceil(ROWS_AT_ONCE)];
@@ -150,7 +150,7 @@ pub(super) fn cross_entropy(
                 logits.fill(0.0);
                 continue;
             };
-            let target = usize::from(*target);
+            let target = *target as usize;
             let greatest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
             let chosen = logits[target];
             for logit in logits.iter_mut() {

@@ -14,7 +14,7 @@ use std::ops::Range;
 use cadre_kernels::matmul::Accumulate;
 use cadre_kernels::{Linear, LinearRows, Threads, device};
 
-use super::config::{AttentionParameters, Config, Parameters, VOCABULARY, widths};
+use super::config::{AttentionParameters, Config, Parameters, widths};
 use super::math::{blocks, cross_entropy, norm, norm_gradient, share, swiglu};
 use super::rope::{Rotation, Turn};
 use super::stack::Stack;
@@ -165,7 +165,7 @@ impl Model {
         fit(&mut kept.stream, rows.ids.len() * width);
         share(self.threads, blocks(&mut kept.stream, width, &rows.ids), |(stream, ids)| {
             for (row, &id) in stream.chunks_exact_mut(width).zip(ids) {
-                row.copy_from_slice(&table[usize::from(id) * width..][..width]);
+                row.copy_from_slice(&table[id as usize * width..][..width]);
             }
         });
         kept.rows = Some(rows);
@@ -304,17 +304,17 @@ impl Model {
         let threads = self.threads;
         let Activations { rows, stream, .. } = kept;
         let targets = &rows.as_ref().expect("embed comes first").targets;
-        let count = targets.len();
+        let (count, vocabulary) = (targets.len(), self.config.vocabulary);
         let Scratch { normed, dnormed: _, wide } = &mut self.scratch;
         let (gain, head) = (self.parameters.norm.clone(), self.parameters.head.clone());
         let mut factors = vec![0.0; count];
         let normed = fit(normed, stream.len());
         norm(threads, stream, &parameters[gain], normed, &mut factors);
-        let logits = fit(wide, count * VOCABULARY);
+        let logits = fit(wide, count * vocabulary);
         let mut outputs: [(&Range<usize>, &mut [f32]); 1] = [(&head, &mut *logits)];
         let normed = LinearRows::new(normed, count);
         self.linear.apply(parameters, normed, &mut outputs, Accumulate::Replace)?;
-        let nats = cross_entropy(threads, VOCABULARY, logits, targets, weight);
+        let nats = cross_entropy(threads, vocabulary, logits, targets, weight);
         Ok((Loss { nats }, factors))
     }
 
@@ -329,7 +329,7 @@ impl Model {
         let (mut normed, mut factor) = (vec![0.0; width], [0.0]);
         let gain = &parameters[self.parameters.norm.clone()];
         norm(Threads::ONE, last, gain, &mut normed, &mut factor);
-        let mut logits = vec![0.0; VOCABULARY];
+        let mut logits = vec![0.0; self.config.vocabulary];
         let rows = LinearRows::new(&normed, 1);
         let mut outputs: [(&Range<usize>, &mut [f32]); 1] =
             [(&self.parameters.head, &mut logits[..])];

@@ -14,12 +14,14 @@ use crate::{At, Attention, InProcess};
 
 const DOCUMENTS: [u32; 3] = [20, 1, 27];
 
-fn rows() -> Rows {
+/// Tokens of a vocabulary, from its first to its last.
+fn rows(vocabulary: usize) -> Rows {
+    let id = |it: u32, by: u32| it * by % vocabulary as u32;
     let total = DOCUMENTS.iter().sum::<u32>();
     Rows {
-        ids: (0..total).map(|it| (it * 37 % 251) as u8).collect(),
+        ids: (0..total).map(|it| id(it, 37)).collect(),
         positions: DOCUMENTS.iter().flat_map(|&rows| 0..rows).collect(),
-        targets: (0..total).map(|it| (it != 19).then_some((it * 91 % 253) as u8)).collect(),
+        targets: (0..total).map(|it| (it != 19).then_some(id(it, 91))).collect(),
     }
 }
 
@@ -30,7 +32,7 @@ fn stages(config: Config, stack: &Stack, parameters: &[f32], threads: Threads) -
     attention.begin(vec![DOCUMENTS.to_vec()]);
     let (mut kept, mut gradients) = (Activations::default(), vec![0.0; parameters.len()]);
     model.begin(parameters).unwrap();
-    let rows = rows();
+    let rows = rows(config.vocabulary);
     let count = rows.targets.iter().flatten().count();
     model.embed(parameters, rows, &mut kept);
     through(&mut model, parameters, &mut kept, &mut attention).unwrap();
@@ -116,9 +118,9 @@ fn oldest(kind: &Kind, position: u32) -> usize {
 
 /// Mean loss, naive.
 fn reference(config: &Config, stack: &Stack, layout: &Parameters, p: &[f64]) -> f64 {
-    let (rows, width) = (rows(), config.width);
+    let (rows, width) = (rows(config.vocabulary), config.width);
     let at = |range: &std::ops::Range<usize>| &p[range.clone()];
-    let embed = |&id: &u8| at(&layout.embedding)[usize::from(id) * width..][..width].to_vec();
+    let embed = |&id: &u32| at(&layout.embedding)[id as usize * width..][..width].to_vec();
     let mut x: Vec<Vec<f64>> = rows.ids.iter().map(embed).collect();
     for (number, layer) in layout.layers.iter().enumerate() {
         let kind = stack.kind_of(number);
@@ -150,7 +152,7 @@ fn reference(config: &Config, stack: &Stack, layout: &Parameters, p: &[f64]) -> 
         let Some(target) = target else { continue };
         let logits = product(at(&layout.head), &normed(x, at(&layout.norm)));
         let sum: f64 = logits.iter().map(|it| it.exp()).sum();
-        loss += sum.ln() - logits[usize::from(*target)];
+        loss += sum.ln() - logits[*target as usize];
         count += 1.0;
     }
     loss / count
@@ -217,6 +219,14 @@ fn loss_and_gradients_of_layers_of_different_heads_are_those_of_a_naive_f64_mode
 }
 
 #[test]
+fn loss_and_gradients_of_other_vocabularies_are_those_of_a_naive_f64_model() {
+    let tiny = Config { layers: 1, ..Config::preset("tiny").unwrap() };
+    for vocabulary in [2, 255, 1_000] {
+        gradients_of(Config { vocabulary, ..tiny }, "full", PLAIN);
+    }
+}
+
+#[test]
 fn loss_and_gradients_of_layers_without_attention_are_those_of_a_naive_f64_model() {
     gradients_are_those_of_a_naive_f64_model("none,full", PLAIN);
     gradients_are_those_of_a_naive_f64_model("full,none", PLAIN);
@@ -237,7 +247,7 @@ fn a_step_goes_through_layers_without_attention_in_their_order() {
         attention.begin(vec![DOCUMENTS.to_vec()]);
         let hyper = Hyper::new(Schedule { peak: 1.0, warmup: 0, steps: 1 });
         let mut trainer = Trainer::new(model, parameters, AdamW::new(hyper, &layout));
-        let (rows, mut ring) = (rows(), Ring::alone());
+        let (rows, mut ring) = (rows(config.vocabulary), Ring::alone());
         let targets = rows.targets.iter().flatten().count() as u64;
         let at = (0, &crate::tests::accumulated(&trainer, 1, 1));
         let result =
@@ -272,7 +282,7 @@ fn gradients_of(config: Config, pattern: &str, scores: Scores) {
         let range = tensor.range.clone();
         let scale = gradients[range.clone()].iter().fold(0.0_f32, |most, it| most.max(it.abs()));
         assert!(scale > 0.0, "{} has no gradient", tensor.name);
-        // The embedding has a gradient only where a byte occurs: take the greatest there too.
+        // The embedding has a gradient only where a token occurs: take the greatest there too.
         let greatest =
             range.clone().max_by(|&a, &b| gradients[a].abs().total_cmp(&gradients[b].abs()));
         let places = [range.start + range.len() / 3, range.start + range.len() * 5 / 7];

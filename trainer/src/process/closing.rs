@@ -9,11 +9,15 @@
 use cadre_worker::session::{Ending, Outcome, finished};
 
 use super::{ENDED_BY_SIGTERM, Process};
+use crate::corpus::BYTES;
 use crate::model::Model;
 use crate::sample;
 
-/// Length of the sample text, in bytes.
-const SAMPLE_BYTES: usize = 160;
+/// Length of the sample, in tokens.
+const SAMPLE_TOKENS: usize = 160;
+
+/// Tokens of the corpus that the sample follows where tokens are no bytes.
+const PROMPT_TOKENS: usize = 8;
 
 impl Process {
     /// Ends the process's part in the job when no step follows: writes the last checkpoint and
@@ -59,15 +63,31 @@ impl Process {
     fn sample(&self) -> String {
         let (config, stack) =
             (*self.trainer.model().config(), self.trainer.model().stack().clone());
-        let positions = (self.args.prompt.len() + SAMPLE_BYTES) as u32 + 1;
+        let prompt = self.prompt(config.vocabulary);
+        let positions = (prompt.len() + SAMPLE_TOKENS) as u32 + 1;
         let mut model = Model::new(config, stack, positions, self.args.threads);
         let parameters = self.trainer.parameters();
-        let prompt = self.args.prompt.as_bytes();
         // The sample computes one row at a time, which does not pay on a GPU.
-        let text =
-            sample::sample(&mut model, parameters, prompt, SAMPLE_BYTES, 0.7, self.args.seed)
+        let tokens =
+            sample::sample(&mut model, parameters, &prompt, SAMPLE_TOKENS, 0.7, self.args.seed)
                 .expect("on the CPU a stage does not fail");
-        String::from_utf8_lossy(&text).into_owned()
+        if config.vocabulary == BYTES {
+            let text: Vec<u8> = tokens.iter().map(|&it| it as u8).collect();
+            return String::from_utf8_lossy(&text).into_owned();
+        }
+        let ids: Vec<_> = tokens.iter().map(u32::to_string).collect();
+        ids.join(" ")
+    }
+
+    /// What the sample follows: a text where tokens are bytes, else the first tokens of the corpus.
+    fn prompt(&self, vocabulary: usize) -> Vec<u32> {
+        if vocabulary != BYTES {
+            let tokens = &self.loader.corpus().documents()[0].tokens;
+            return tokens.iter().take(PROMPT_TOKENS).collect();
+        }
+        let prompt = self.args.prompt.as_str();
+        let prompt = if prompt.is_empty() { "\n" } else { prompt };
+        prompt.bytes().map(u32::from).collect()
     }
 }
 

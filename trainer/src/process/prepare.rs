@@ -62,11 +62,15 @@ impl Process {
         let turns = accumulated(args.nano_batches, args.accumulate, stack.core());
         let turns = turns.map_err(bad_input)?;
         let corpus = Corpus::read(&args.data).map_err(bad_input)?;
+        corpus.fits(config.vocabulary).map_err(bad_input)?;
         let (corpus, held) = match &args.validate {
             Some(it) => it.split(corpus).map(|(train, held)| (train, Some(held))),
             None => Ok((corpus, None)),
         }
         .map_err(bad_input)?;
+        if let Some(held) = &held {
+            held.fits(config.vocabulary).map_err(bad_input)?;
+        }
         let corpus = Arc::new(corpus);
         let validation = held.map(|it| Validation::new(it, args.cap, args.validate_tokens));
         let lengths = match &args.lengths {
