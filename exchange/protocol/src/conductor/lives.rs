@@ -181,6 +181,10 @@ impl Conductor {
         let live = self.live.values().flat_map(Live::newest);
         let named: BTreeSet<_> = self.view.iter().chain(live).flatten().copied().collect();
         self.servers.retain(|&id, _| named.contains(&Filler::Server(id)));
+        // One that left is remembered for as long as a view of before may come, and its last words be repeated.
+        let (now, long) = (self.last, self.settings.conductor_after);
+        let is_known = |id: Filler| named.contains(&id) || self.offered.contains(&Some(id));
+        self.leaving.retain(|&id, said| is_known(Filler::Server(id)) || now.since(*said) < long);
     }
 
     pub(super) fn closed(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {

@@ -101,3 +101,27 @@ fn a_server_that_is_to_leave_asks_until_the_conductor_lets_it_go_or_is_silent() 
     server.handle(ms(20), spare(), &mut out);
     assert!(server.is_spare());
 }
+
+#[test]
+fn servers_that_have_left_leave_no_trace_in_the_conductor() {
+    let mut conductor = running();
+    let size = |it: &Conductor| format!("{it:?}").len();
+    let mut sizes = Vec::new();
+    for incarnation in 0..200 {
+        let id = ServerId { index: 0, incarnation };
+        let now = ms(10 + 1_000 * u64::from(incarnation));
+        let view = [id, SERVERS[1]].map(|it| Some(Filler::Server(it))).to_vec();
+        handle(&mut conductor, now, Event::View(view));
+        for from in [Peer::Server(SERVERS[1]), Peer::Trainer(TrainerId(1))] {
+            heard(&mut conductor, now, from);
+        }
+        let message = Message::Heartbeat(Heartbeat { leaves: true, ..Heartbeat::default() });
+        handle(&mut conductor, now, Event::Message { from: Peer::Server(id), message });
+        done(&mut conductor, now, u64::from(incarnation));
+        let step = u64::from(incarnation) + 1;
+        handle(&mut conductor, now, Event::HeaderReady { step, phases: 4 });
+        sizes.push(size(&conductor));
+    }
+    let most = sizes[60..90].iter().max();
+    assert!(sizes.last() <= most.map(|it| it + 100).as_ref(), "{sizes:?}");
+}
