@@ -96,7 +96,9 @@ impl<P: Exchange> Io<P> {
             Request::Refuse(reason) => self.fail(reason, true),
             Request::Leave => {
                 let until = shared.now().after(LAST_WORDS_WITHIN);
+                // After the end of the job nobody waits for anybody.
                 if self.leaving.is_none()
+                    && self.ended.is_none()
                     && let Some(left) = self.trainer.as_ref().and_then(|it| it.standing.leaves())
                 {
                     tracing::warn!("this process leaves before its step is over: {left:?}");

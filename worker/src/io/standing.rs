@@ -230,9 +230,12 @@ impl Standing {
         self.told.front().is_some_and(|it| self.submitted as usize == it.order.count())
     }
 
-    /// What is said of it when it leaves: that a call is due which it will not make, if a step was told that is not over here.
+    /// What is said of it when it leaves: that a call is due which it will not make, if it has announced a step, or was told one,
+    /// that is not over here. The header of a step that was announced may come long after the rank has left.
     pub fn leaves(&self) -> Option<Stands> {
-        self.told.front()?;
+        if self.told.is_empty() && self.announce <= self.next {
+            return None;
+        }
         Some(Stands::Left(format!("rank {} has left, and has not {}", self.me.0, self.due())))
     }
 

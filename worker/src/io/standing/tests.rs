@@ -237,3 +237,21 @@ fn a_slow_rank_is_told_of_once_until_it_moves_and_not_where_all_wait_for_one() {
     rank.0.passed(5);
     assert!(slow(&mut rank, 5_000).is_empty());
 }
+
+#[test]
+fn who_leaves_a_step_that_it_has_announced_is_named_though_no_header_came() {
+    let mut rank = Watched::new();
+    assert_eq!(rank.0.leaves(), None, "it has announced nothing");
+    let left = |rank: &Watched, due: &str| {
+        let said = format!("rank 3 has left, and has not {due}");
+        assert_eq!(rank.0.leaves(), Some(Stands::Left(said)));
+    };
+    rank.0.announced(5);
+    left(&rank, "asked for step 5");
+    rank.0.begins(&planned(5));
+    left(&rank, "submitted step 5, layer 0, nano-batch 0, forward");
+    rank.0.done();
+    assert_eq!(rank.0.leaves(), None, "what it has announced is over");
+    rank.0.announced(6);
+    left(&rank, "asked for step 6");
+}
