@@ -26,6 +26,7 @@
 
 mod choice;
 mod copies;
+mod demanded;
 mod offer;
 mod opened;
 mod remote;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
+use self::demanded::Demanded;
 use self::offer::{OFFER, OFFER_BYTES, Offer};
 use self::remote::{CARD, Remote};
 use self::sharing::Shared;
@@ -67,6 +69,7 @@ pub struct Paths {
     /// Pulls whose copy is done and whose event is still to be returned.
     copied: BTreeSet<PullId>,
     traffic: Traffic,
+    demanded: Demanded,
     events: Vec<Event>,
 }
 
@@ -100,7 +103,8 @@ impl Paths {
             tcp.announce(OFFER, Arc::new(offer));
         }
         let (copied, traffic, events) = (BTreeSet::new(), Traffic::default(), Vec::new());
-        Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, events })
+        let demanded = Demanded::new(sharing);
+        Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, demanded, events })
     }
 
     /// As [`Tcp::landed`].
@@ -224,9 +228,12 @@ impl Paths {
                 if self.take_said(*pull, result) {
                     return;
                 }
-                if !self.copied.remove(pull) {
-                    self.traffic.tcp_bytes += result.as_ref().unwrap_or(&0);
-                }
+                let by_link = match self.copied.remove(pull) {
+                    true => 0,
+                    false => *result.as_ref().unwrap_or(&0),
+                };
+                self.traffic.tcp_bytes += by_link;
+                self.demanded.ended(*pull, by_link);
             }
             Event::Message { .. }
             | Event::Begun { .. }
@@ -323,6 +330,7 @@ impl Provider for Paths {
     fn pull(&mut self, request: PullRequest) -> PullId {
         let peer = request.peer;
         let (id, pull) = self.tcp.claim(&request);
+        self.demanded.begins(id, peer);
         if let Some(pull) = pull {
             let now = self.tcp.now();
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
