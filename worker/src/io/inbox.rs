@@ -12,7 +12,7 @@ mod plans;
 use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
-use cadre_protocol::{At, Nanos, Peer, conductor, server, trainer};
+use cadre_protocol::{At, Nanos, Peer, Phase, conductor, server, trainer};
 use cadre_step::envelope::{Ending, Said};
 
 use super::conducting::reports;
@@ -59,7 +59,11 @@ impl<P: Exchange> Io<P> {
     fn request(&mut self, request: Request) {
         let shared = &mut self.shared;
         match request {
-            Request::Skip(at) => self.submit(at, None),
+            Request::Skip(At { step, phase: Phase(first) }, count) => {
+                for phase in (first..first + count).map(Phase) {
+                    self.submit(At { step, phase }, None);
+                }
+            }
             Request::Lengths(lengths, encoded) => {
                 if let Some(it) = self.trainer.as_mut().filter(|_| self.ended.is_none()) {
                     it.standing.announced(lengths.step);

@@ -39,8 +39,8 @@ impl<M> From<Request> for Asked<M> {
 /// What other threads want, wherever rows live.
 #[derive(Debug)]
 pub enum Request {
-    /// The trainer has no rows of a phase.
-    Skip(At),
+    /// The trainer has no rows of a phase, nor of those behind it, so many in all.
+    Skip(At, u32),
     /// What the trainer's stream of a step holds; and as the conductor is told, if that is in another process.
     Lengths(Lengths, Option<Encoded>),
     /// The trainer has so many steps.

@@ -124,13 +124,13 @@ impl Rank {
     /// Waits for `step` to be planned, or for the end of the job. Computes for others meanwhile. A call out of turn, or a step
     /// of another model than this rank's, ends the job, which is what it returns then.
     pub fn begin(&self, step: u64) -> Next {
-        match self.check_begin(step) {
-            Ok(()) => {
-                // Not with the lock, which others take to submit.
-                let next = self.side.begin(step);
-                self.turn_to(next)
-            }
-            Err(ending) => Next::End(ending),
+        if let Err(ending) = self.check_begin(step) {
+            return Next::End(ending);
+        }
+        // Not with the lock, which others take to submit.
+        match self.side.begin(step) {
+            Some(next) => self.turn_to(next),
+            None => Next::End(self.cannot_begin(Turn::taken(step))),
         }
     }
 
@@ -142,12 +142,17 @@ impl Rank {
         }
     }
 
-    /// Why `step` cannot begin. After a failure nobody has to call [`Self::done`] before he learns how the job ended.
+    /// Why `step` cannot begin.
     fn check_begin(&self, step: u64) -> Result<(), Ending> {
-        let Err(why) = lock(&self.turn).check_begin(step) else { return Ok(()) };
+        let checked = lock(&self.turn).check_begin(step);
+        checked.map_err(|why| self.cannot_begin(why))
+    }
+
+    /// How the job ends for it. After a failure nobody has to call [`Self::done`] before he learns how the job ended.
+    fn cannot_begin(&self, why: OutOfTurn) -> Ending {
         let own = |reason| Ending::Failed { reason, bad_input: true };
         let ended = self.ending(Duration::ZERO);
-        Err(ended.unwrap_or_else(|| own(self.out_of_turn(why).to_string())))
+        ended.unwrap_or_else(|| own(self.out_of_turn(why).to_string()))
     }
 
     fn turn_to(&self, next: Next) -> Next {
@@ -156,9 +161,10 @@ impl Rank {
             let reason = self.refuse(other).to_string();
             return Next::End(Ending::Failed { reason, bad_input: true });
         }
+        // With the lock, so that no phase is submitted before those that are skipped.
         let mut turn = lock(&self.turn);
         turn.begun(planned);
-        self.skip(&mut turn);
+        self.skip(turn.skip());
         drop(turn);
         next
     }
@@ -177,10 +183,9 @@ impl Rank {
 
     /// Submits the phases up to the next one of which this rank has rows: others wait for its word of each, and nobody calls for
     /// them.
-    fn skip(&self, turn: &mut Turn) {
-        while let Some((planned, phase)) = turn.skip() {
-            let at = At { step: planned.header.step, phase };
-            self.side.skip(at);
+    fn skip(&self, skipped: Option<(At, u32)>) {
+        if let Some((first, count)) = skipped {
+            self.side.skip(first, count);
         }
     }
 
@@ -214,9 +219,13 @@ impl Rank {
 
     /// A phase is under way, and those behind it that this rank has no rows of.
     pub(super) fn submitted(&self, due: Due, phase: PhaseAt) -> Ticket {
-        let mut turn = lock(&self.turn);
-        turn.submitted();
-        self.skip(&mut turn);
+        let skipped = {
+            let mut turn = lock(&self.turn);
+            turn.submitted();
+            turn.skip()
+        };
+        // Not with the lock: behind lent rows this may wait for the GPU, and other threads take results meanwhile.
+        self.skip(skipped);
         Ticket { planned: due.planned, at: due.at, phase }
     }
 
@@ -296,7 +305,7 @@ impl Rank {
     /// [`Error::OutOfTurn`].
     pub fn done(&self, done: StepDone) -> Result<(), Error> {
         lock(&self.turn).done(done.step).map_err(|it| self.out_of_turn(it))?;
-        self.line.send(Request::StepDone(done));
+        self.side.done(done);
         Ok(())
     }
 

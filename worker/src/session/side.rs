@@ -15,7 +15,7 @@ use cadre_exchange::PeerId;
 use cadre_kernels::Threads;
 use cadre_kernels::device::{self, Event, Gpu, Stream};
 use cadre_protocol::{At, TrainerId};
-use cadre_step::envelope::Ending;
+use cadre_step::envelope::{Ending, StepDone};
 use cadre_step::phases::PhaseAt;
 use cadre_step::planned::PlannedStep;
 
@@ -50,8 +50,11 @@ pub(super) trait Side: Send + Sync {
         form: (&Sizes, &HeadByHead),
     ) -> Result<(), device::Error>;
 
-    /// Starts a phase of which the rank has no rows.
-    fn skip(&self, at: At);
+    /// Starts a phase of which the rank has no rows, and those behind it, so many in all.
+    fn skip(&self, first: At, count: u32);
+
+    /// Tells that a step is over here, behind all its phases.
+    fn done(&self, done: StepDone);
 
     /// As [`Self::submit`], of lent rows; when they are the caller's again.
     fn submit_lent(
@@ -69,7 +72,7 @@ pub(super) trait Side: Send + Sync {
     ) -> Result<(Arc<Event>, Option<Error>), Error>;
 
     /// As [`Waiting::begin`].
-    fn begin(&self, step: u64) -> Next;
+    fn begin(&self, step: u64) -> Option<Next>;
 
     /// As [`Waiting::poll_begin`].
     fn poll_begin(&self, step: u64) -> Option<Next>;
@@ -166,8 +169,12 @@ impl<M: Memory> Side for Keeping<M> {
         Ok(())
     }
 
-    fn skip(&self, at: At) {
-        self.ask(Request::Skip(at).into());
+    fn skip(&self, first: At, count: u32) {
+        self.ask(Request::Skip(first, count).into());
+    }
+
+    fn done(&self, done: StepDone) {
+        self.ask(Request::StepDone(done).into());
     }
 
     fn submit_lent(
@@ -190,7 +197,7 @@ impl<M: Memory> Side for Keeping<M> {
         copies.results(outputs, behind, fill, |it| self.device(awaited.phase, it))
     }
 
-    fn begin(&self, step: u64) -> Next {
+    fn begin(&self, step: u64) -> Option<Next> {
         self.waiting.begin(step)
     }
 

@@ -13,7 +13,7 @@
 
 use std::sync::Arc;
 
-use cadre_protocol::Phase;
+use cadre_protocol::{At, Phase};
 use cadre_step::phases::PhaseAt;
 use cadre_step::planned::PlannedStep;
 
@@ -100,6 +100,12 @@ impl Turn {
         }
     }
 
+    /// Why a thread that has asked for a step does not get it.
+    pub(super) fn taken(step: u64) -> OutOfTurn {
+        let called = format!("step {step} was asked for by two threads");
+        OutOfTurn { called, expected: "one of them has begun it".into() }
+    }
+
     /// The step is there.
     pub(super) fn begun(&mut self, planned: &Arc<PlannedStep>) {
         self.begin = planned.header.step + 1;
@@ -129,16 +135,18 @@ impl Turn {
         Ok((Arc::clone(planned), Phase(self.next)))
     }
 
-    /// The next phase, if the rank has no rows in it: then it counts as submitted and waited for.
-    pub(super) fn skip(&mut self) -> Option<(Arc<PlannedStep>, Phase)> {
-        let planned = self.planned.as_ref().filter(|it| (self.next as usize) < it.order.count())?;
-        let phase = Phase(self.next);
-        if planned.has_rows(planned.order.at(phase).nano, self.rank) {
-            return None;
-        }
-        self.next += 1;
-        self.waited += 1;
-        Some((Arc::clone(planned), phase))
+    /// The next phases of which the rank has no rows, the first and how many: they count as submitted and waited for.
+    pub(super) fn skip(&mut self) -> Option<(At, u32)> {
+        let planned = self.planned.as_ref()?;
+        let first = At { step: planned.header.step, phase: Phase(self.next) };
+        let nobodys = |phase: &u32| {
+            let has = (*phase as usize) < planned.order.count();
+            has && !planned.has_rows(planned.order.at(Phase(*phase)).nano, self.rank)
+        };
+        let count = (self.next..).take_while(nobodys).count() as u32;
+        self.next += count;
+        self.waited += count;
+        (count > 0).then_some((first, count))
     }
 
     /// The next phase is under way.
@@ -293,6 +301,24 @@ mod tests {
         // It resumes where all steps are done.
         Turn::new(0, 5, Some(5)).check_begin(5).unwrap();
         Turn::new(0, 7, Some(5)).check_begin(7).unwrap();
+    }
+
+    /// Those behind lent rows are asked for in one go, since each would take a place in a bounded queue.
+    #[test]
+    fn phases_without_rows_are_skipped_as_one() {
+        // Rank 1 has all rows.
+        let text = include_str!("../../../testing/header.json");
+        let text = text.replace("\"ranks\":[[", "\"ranks\":[[],[");
+        let header: Header = serde_json::from_str(&text).unwrap();
+        let planned = Arc::new(PlannedStep::new(Arc::new(header)).unwrap());
+        for (rank, skipped) in [(0, Some((At::new(0, 0), 4))), (1, None)] {
+            let mut turn = Turn::new(rank, 0, None);
+            turn.announce(0).unwrap();
+            turn.begun(&planned);
+            assert_eq!(turn.skip(), skipped, "rank {rank}");
+            assert_eq!(turn.skip(), None);
+            assert_eq!(turn.done(0).is_ok(), skipped.is_some(), "nobody calls for the phases");
+        }
     }
 
     #[test]

@@ -116,11 +116,13 @@ impl<M: Memory> Waiting<M> {
         }
     }
 
-    pub(super) fn begin(&self, step: u64) -> Next {
+    pub(super) fn begin(&self, step: u64) -> Option<Next> {
         let before = self.exposed();
         let next = self.until(None, |it| {
             let waited = it.exposed.saturating_sub(before);
-            it.next(step, waited)
+            let next = it.next(step, waited);
+            // Another thread may have it.
+            if next.is_some() || it.begun >= Some(step) { Some(next) } else { None }
         });
         next.expect("without a deadline it waits until there is one")
     }
@@ -150,7 +152,7 @@ impl<M: Memory> Waiting<M> {
     ) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
         let found = self.until(Instant::now().checked_add(deadline), |it| {
             let ended = it.ended.clone().map(|it| Err(Some(it)));
-            it.addresses.take().map(Ok).or(ended)
+            it.addresses.clone().map(Ok).or(ended)
         });
         found.unwrap_or(Err(None))
     }

@@ -181,3 +181,28 @@ fn a_thread_that_computes_says_so_and_nobody_waits_for_it() {
     outlet.tell(whole(at));
     waits.end("the wait for the phase");
 }
+
+#[test]
+fn a_step_that_two_threads_ask_for_begins_once_and_neither_waits_for_ever() {
+    let (rank, requests, mut outlet) = rank(0);
+    let rank = Arc::new(rank);
+    rank.announce(lengths(0)).unwrap();
+    let begins = || {
+        let rank = Arc::clone(&rank);
+        Beside::run(move || rank.begin(0))
+    };
+    let both = [begins(), begins()];
+    until_taken(&mut outlet);
+    outlet.tell(Notice::Step(planned(0)));
+    let both = both.map(|it| it.end("begin"));
+    let steps = both.iter().filter(|it| matches!(it, Next::Step(_))).count();
+    assert_eq!(steps, 1);
+    let refused = |it: &Next| match it {
+        Next::End(Ending::Failed { reason, bad_input: true }) => reason.contains("step 0"),
+        _ => false,
+    };
+    assert!(both.iter().any(refused), "{both:?}");
+    let told = std::iter::from_fn(|| requests.try_recv().ok());
+    let refusal = |it: Asked<HostRows>| matches!(it, Asked::For(Request::Refuse(_)));
+    assert!(told.into_iter().any(refusal), "the job ends everywhere");
+}
