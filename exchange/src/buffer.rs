@@ -15,7 +15,7 @@ use half::bf16;
 use crate::pool::Pool;
 use crate::shared::Part;
 
-/// A piece of memory with one owner, 4-byte aligned. One of a [`Pool`] goes back there when it is dropped.
+/// A block of memory with one owner, 4-byte aligned. A buffer taken from a [`Pool`] returns there when it is dropped.
 #[derive(Default)]
 pub struct Buffer {
     words: Words,
@@ -23,7 +23,7 @@ pub struct Buffer {
     pool: Option<Arc<Pool>>,
 }
 
-/// What a buffer is made of.
+/// Where the words of a buffer are stored.
 enum Words {
     /// Memory of this process.
     Own(Vec<u32>),
@@ -63,17 +63,18 @@ impl Buffer {
         Self { words: Words::Own(vec![0; bytes.div_ceil(4)]), bytes, pool: None }
     }
 
-    /// Memory of a pool, of which the first bytes are this buffer's.
+    /// A buffer over memory of a pool. Its length is the first `bytes` bytes of `words`.
     pub(crate) fn lent(words: Vec<u32>, bytes: usize, pool: Arc<Pool>) -> Self {
         Self { words: Words::Own(words), bytes, pool: Some(pool) }
     }
 
-    /// A part of an arena of a pool.
+    /// A buffer over a part of an arena of a pool.
     pub(crate) fn shared(part: Part, bytes: usize, pool: Arc<Pool>) -> Self {
         Self { words: Words::Shared(part), bytes, pool: Some(pool) }
     }
 
-    /// Where other processes of this machine find these bytes, if they can.
+    /// The part of the arena that these bytes lie in, by which other processes of this machine find them. None for memory of this
+    /// process only.
     pub(crate) fn part(&self) -> Option<&Part> {
         match &self.words {
             Words::Own(_) => None,
@@ -91,7 +92,7 @@ impl Buffer {
         self.bytes
     }
 
-    /// Whether the buffer has room for nothing.
+    /// Whether the buffer is 0 bytes long.
     pub fn is_empty(&self) -> bool {
         self.bytes == 0
     }
@@ -113,7 +114,7 @@ impl Buffer {
         self.words = Words::Own(words);
         let kept = self.bytes.min(bytes);
         self.bytes = bytes;
-        // The last word may hold bytes from beyond the old or the new end.
+        // The last word may hold bytes behind the old or the new end.
         let edge = kept.next_multiple_of(4).min(self.words.len() * 4);
         bytemuck::cast_slice_mut::<_, u8>(&mut self.words)[kept..edge].fill(0);
     }
@@ -155,7 +156,7 @@ impl Buffer {
         bytemuck::cast_vec(words)
     }
 
-    /// Takes the words out, so that they do not return to the pool. Words in an arena are copied.
+    /// Takes the words out, so that they do not return to the pool. Words in an arena are copied to memory of this process.
     fn keep(&mut self) -> Vec<u32> {
         if matches!(self.words, Words::Shared(_)) {
             let words = self.words[..self.bytes.div_ceil(4)].to_vec();

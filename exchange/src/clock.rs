@@ -1,8 +1,8 @@
-//! What time it is for the deadlines of a provider.
+//! The clock that a provider's deadlines are measured by.
 //!
-//! In: nothing, or a [`Hand`] that a test moves. Out: moments. What a provider's poll sleeps is always the system's time.
+//! In: nothing, or a [`Hand`] that a test moves. Out: moments. A poll always sleeps by the clock of the system.
 //!
-//! Invariant: it never goes back.
+//! Invariant: the time never goes back.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -14,7 +14,7 @@ pub struct Clock {
     driven: Option<(Instant, Arc<AtomicU64>)>,
 }
 
-/// Moves the time of a driven clock.
+/// Moves a driven clock.
 #[derive(Clone, Debug)]
 pub struct Hand {
     nanos: Arc<AtomicU64>,

@@ -36,23 +36,23 @@ use rustix::net::{
 use self::hall::Hall;
 use crate::waker::Waker;
 
-/// Proves to an owner's door that the asker has heard from it over a link.
+/// Random bytes that entitle a process to one descriptor. It gets them over an authenticated link.
 pub(crate) type Ticket = [u8; 32];
 
-/// Doors that are asked at a time; other questions wait. One of a peer that is stopped holds its thread for seconds.
+/// Maximum requests for descriptors in flight; others wait. A request to a stopped peer holds its thread for seconds.
 pub(crate) const MOST_ASKING: usize = 16;
 
-/// How long the other side may think.
+/// Longest wait for a message of the other side.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 type Arenas = Arc<Mutex<BTreeMap<Ticket, OwnedFd>>>;
 
-/// Where a door is.
+/// Address of a door.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub(crate) enum Site {
-    /// A socket in the file system.
+    /// A socket file.
     File(PathBuf),
-    /// A name in the namespace of the machine's, or the pod's, network.
+    /// A name in the abstract socket namespace of the machine's or the pod's network.
     Name([u8; 32]),
 }
 
@@ -65,7 +65,7 @@ impl Site {
     }
 }
 
-/// A socket at which descriptors can be had. Its file goes when this is dropped.
+/// A listening socket that hands out descriptors. Dropping it removes its file.
 #[derive(Debug)]
 pub(crate) struct Door {
     site: Site,
@@ -79,7 +79,7 @@ impl Door {
     pub(crate) fn open(site: Site) -> io::Result<Self> {
         if let Site::File(path) = &site {
             match std::fs::remove_file(path) {
-                // What an earlier process of this name has left.
+                // A socket file that an earlier process of this name left.
                 Ok(()) => {}
                 Err(error) if error.kind() == io::ErrorKind::NotFound => {}
                 Err(error) => return Err(error),
@@ -97,7 +97,7 @@ impl Door {
         Ok(Self { site, arenas, over, waker })
     }
 
-    /// From now on a process that shows `ticket` gets `descriptor`.
+    /// Gives `descriptor` to every process that shows `ticket`, from now on.
     pub(crate) fn show(&self, ticket: Ticket, descriptor: OwnedFd) {
         self.arenas.lock().unwrap_or_else(PoisonError::into_inner).insert(ticket, descriptor);
     }
@@ -135,12 +135,12 @@ fn check_user(stream: &UnixStream) -> io::Result<()> {
     Ok(())
 }
 
-/// Asks the owner at a door for what the ticket is for.
+/// Fetches the descriptor that the ticket entitles to, from the owner at a door. Blocks.
 pub(crate) fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
     ask_within(site, ticket, PATIENCE)
 }
 
-/// As [`ask`], with a time limit for each message of the owner.
+/// As [`ask`], but waits at most `patience` for each message.
 fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
     let asked = exchange(site, ticket, patience);
     asked.map_err(|error| {
@@ -155,7 +155,7 @@ fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Ow
 fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
     let kind = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
-    // Before it connects: where too many wait at a door, that takes time, too.
+    // The limit is set before the connect, which also waits when the door's queue is full.
     for way in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
         sockopt::set_socket_timeout(&socket, way, Some(patience))?;
     }
@@ -178,12 +178,12 @@ fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Owne
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the owner gave no descriptor"))
 }
 
-/// Asks at doors on threads of its own, and wakes a poll when one has answered.
+/// Fetches descriptors on threads of its own, and wakes a poll for each result.
 #[derive(Debug)]
 pub(crate) struct Asker<T> {
     waker: Waker,
     wanted: VecDeque<(T, Site, Ticket)>,
-    /// Threads that ask. Each sends one answer, so the queue has room for all answers.
+    /// Threads that fetch. Each sends one result, so the queue has room for all of them.
     asking: usize,
     answers: Receiver<(T, io::Result<OwnedFd>)>,
     answer: SyncSender<(T, io::Result<OwnedFd>)>,
@@ -195,13 +195,13 @@ impl<T: Clone + Send + 'static> Asker<T> {
         Self { waker, wanted: VecDeque::new(), asking: 0, answers, answer }
     }
 
-    /// Asks as soon as a thread is free.
+    /// Fetches a descriptor as soon as a thread is free. `what` identifies the request in its result.
     pub(crate) fn ask(&mut self, what: T, site: Site, ticket: Ticket) {
         self.wanted.push_back((what, site, ticket));
         self.go_on();
     }
 
-    /// The next answer that has come.
+    /// The next result, if there is one.
     pub(crate) fn answer(&mut self) -> Option<(T, io::Result<OwnedFd>)> {
         let answer = self.answers.try_recv().ok()?;
         self.asking -= 1;

@@ -1,17 +1,18 @@
-//! Open files of a process: enough for the links of its job, or a refusal that says how many are needed.
+//! Raises the limit of open files, so that a process can have the links of its job. If that is impossible, the error says how
+//! many are needed.
 //!
-//! In: the number of peers. Out: a raised soft limit. The hard limit is the machine's and stays.
+//! In: the number of peers. Out: a raised soft limit. The hard limit is the machine's and is not changed.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use crate::provider::Error;
 
-/// Files beside the links with peers: strangers at the door, the control service, checkpoints, libraries.
+/// Files that a process needs beside its links: unauthenticated connections, the control service, checkpoints, libraries.
 const OTHER_FILES: u64 = 1024;
-/// With one peer: one link each way, and while it opens one again its old one.
+/// Links with one peer: one in each direction, and an old one while a new one opens.
 const FILES_OF_A_PEER: u64 = 3;
 
-/// Lets this process have links with `peers` peers at a time, and as many files beside them as the machine allows.
+/// Raises the limit of open files so far that `peers` peers can be linked at a time, beside the process's other files.
 ///
 /// # Errors
 ///
@@ -22,7 +23,7 @@ pub fn allow_links(peers: u64) -> Result<(), Error> {
     // None is no limit.
     let allowed = maximum.unwrap_or(u64::MAX);
     if current.is_some_and(|it| it < allowed) {
-        // If the limit cannot be raised, the check below reports it.
+        // A failure is not handled here: the check below reports it.
         let _ = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum });
     }
     let allowed = getrlimit(Resource::Nofile).current.unwrap_or(u64::MAX);

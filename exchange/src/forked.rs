@@ -1,8 +1,8 @@
-//! Which sockets of a process are the exchange's. A process that is forked from it has them too, and closes them: else peers would
-//! not see the end of the one that it was forked from.
+//! Tells which sockets of a process belong to the exchange. A forked process inherits them and has to close them, or peers do not
+//! see when the process that it was forked from ends.
 //!
-//! In: sockets that the exchange opens. Out: whether a descriptor is one of them, by the address that it is bound to. It closes
-//! nothing. A port counts for as long as the process lives.
+//! In: sockets that the exchange opens. Out: whether a descriptor is one of them, by the address that it is bound to. Nothing is
+//! closed here. A port stays marked as long as the process lives.
 
 use std::net::SocketAddr;
 use std::os::fd::AsFd;
@@ -11,12 +11,12 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::net::{AddressFamily, SocketAddrUnix, getsockname};
 
-/// Ports of links and listeners, a bit each.
+/// Ports of links and listeners, one bit each.
 static PORTS: [AtomicU64; 1024] = [const { AtomicU64::new(0) }; 1024];
 /// Names of doors.
 static DOORS: Mutex<Vec<SocketAddrUnix>> = Mutex::new(Vec::new());
 
-/// What a socket is bound to.
+/// The address that a socket is bound to.
 enum Bound {
     Port(u16),
     Name(SocketAddrUnix),
@@ -30,12 +30,12 @@ fn bound(socket: impl AsFd) -> Option<Bound> {
     SocketAddr::try_from(address).ok().map(|it| Bound::Port(it.port()))
 }
 
-/// The word and the bit of a port.
+/// Index of a port's word in `PORTS`, and the mask of its bit.
 fn place(port: u16) -> (&'static AtomicU64, u64) {
     (&PORTS[usize::from(port / 64)], 1 << (port % 64))
 }
 
-/// A socket is the exchange's, and so is whatever is accepted there.
+/// Marks a socket as the exchange's, and with it every socket that is accepted there.
 pub(crate) fn remember(socket: impl AsFd) {
     match bound(socket) {
         Some(Bound::Port(port)) => {
@@ -51,8 +51,8 @@ pub(crate) fn remember(socket: impl AsFd) {
     }
 }
 
-/// Whether a descriptor is a socket of the exchange's. In a process that was forked while another thread opened a door, those of
-/// doors are not known.
+/// Whether a descriptor is a socket of the exchange. A process that was forked while another thread opened a door does not
+/// recognise sockets of doors.
 pub fn is_own_socket(descriptor: impl AsFd) -> bool {
     match bound(descriptor) {
         Some(Bound::Port(port)) => {

@@ -1,11 +1,11 @@
-//! Memory that is used again: what was written once is mapped, and nobody has to zero it.
+//! A pool of reusable memory. Reused memory is mapped already, and need not be zeroed.
 //!
-//! In: lengths. Out: [`Buffer`]s that come back by themselves when they are dropped, wherever that is. What stands in them is
-//! unspecified: they are for owners that write every byte before somebody reads it.
+//! In: lengths. Out: [`Buffer`]s that return to the pool when they are dropped, on any thread. Their content is unspecified, so
+//! the owner has to write every byte before anyone reads it.
 //!
 //! Memory of a shared pool lies in arenas, which other processes of this machine can read ([`crate::Paths`]); these stay.
 //!
-//! Invariant: what is lent and what is kept outside of arenas is never more than the most that was lent at a time.
+//! Invariant: outside of arenas, lent and idle memory together never exceed the most that was lent at a time.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -21,10 +21,9 @@ pub struct Pool {
     shelves: Mutex<Shelves>,
     /// Source of memory that other processes can read.
     arenas: Option<Arenas>,
-    /// Value that is written over all memory that is lent and, in arenas, over all that is
-    /// returned.
+    /// Value that fills all memory when it is lent, and memory of arenas also when it is returned.
     poison: Option<u32>,
-    /// Whether it was logged that no arena could be added.
+    /// Whether the lack of an arena was logged.
     said: AtomicBool,
 }
 
@@ -59,8 +58,8 @@ impl Pool {
         Ok(Arc::new(Self { arenas, ..Self::default() }))
     }
 
-    /// As [`Self::shared`] and [`Self::poisoned`]; so reads of bytes that were freed already show
-    /// too.
+    /// As [`Self::shared`] and [`Self::poisoned`]. Arena memory is also poisoned when it is returned, so that reads of freed
+    /// bytes show.
     ///
     /// # Errors
     ///
@@ -70,7 +69,7 @@ impl Pool {
         Ok(Arc::new(Self { arenas, poison: Some(u32::MAX), ..Self::default() }))
     }
 
-    /// A buffer of `bytes` bytes, with anything in it. Where no arena can be added it is memory that only this process sees.
+    /// A buffer of `bytes` bytes with unspecified content. Where no arena can be added, only this process can read it.
     pub fn take(self: &Arc<Self>, bytes: usize) -> Buffer {
         if let Some(arenas) = &self.arenas {
             match arenas.take(bytes.div_ceil(4)) {
@@ -123,7 +122,7 @@ impl Pool {
         }
     }
 
-    /// Forgets memory that its owner keeps for good.
+    /// Stops counting memory that leaves the pool for good.
     pub(crate) fn let_go(&self, words: usize) {
         let mut shelves = self.shelves.lock().unwrap_or_else(PoisonError::into_inner);
         shelves.lent_words -= words;
@@ -146,7 +145,7 @@ impl Shelves {
     }
 }
 
-/// Lengths are rounded up by an eighth at most, so that phases of nearly one length share memory.
+/// Rounds a length in words up by at most an eighth, so that phases of similar length share memory.
 fn class(words: usize) -> usize {
     let step = (words.next_power_of_two() / 16).max(16);
     words.next_multiple_of(step)
@@ -176,7 +175,7 @@ mod tests {
         assert_eq!((again.bytes().as_ptr(), again.len_bytes()), (place, 990_001));
         let (lent, kept) = held(&pool);
         assert!((250_000..250_000 * 9 / 8).contains(&lent) && kept == 0, "{lent}");
-        // A clone is a memory of its own, and what is kept for good is nobody's debt.
+        // A clone has memory of its own, and memory that is kept for good does not count as lent.
         let other = again.clone();
         assert_eq!(other, again);
         drop(again.into_f32s());
@@ -191,7 +190,7 @@ mod tests {
         let most = held(&pool).0;
         drop(lent);
         assert_eq!(held(&pool), (0, most), "all of it waits");
-        // Lengths that nobody had before: others make way.
+        // New lengths displace idle memory of other lengths.
         for bytes in [900_000, 1_000_000, 1_500_000, 3_000_000] {
             drop(pool.take(bytes));
             let (lent, kept) = held(&pool);

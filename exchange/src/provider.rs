@@ -1,4 +1,4 @@
-//! What moves memory between processes: the face of every provider.
+//! The interface of every provider: it moves memory between processes.
 //!
 //! In: memory to publish, memory to land in, pulls with deadlines, small messages. Out: [`Event`]s.
 //! A provider decides nothing about steps, rounds or who is lost; it reports what happened to its links.
@@ -48,7 +48,7 @@ pub struct PullRequest {
     pub pieces: Vec<Piece>,
     /// What they land in.
     pub landing: LandingId,
-    /// How long nothing may come from the peer.
+    /// How long the peer may send nothing before the pull ends.
     pub patience: Duration,
 }
 
@@ -82,7 +82,8 @@ pub trait Provider {
     /// [`Error::UnknownLanding`] when it was taken or discarded.
     fn take(&mut self, landing: LandingId) -> Result<Self::Memory, Error>;
 
-    /// Whether a copy to a landing that cannot be called back is under way, though its pull has ended. Never where all copies can be.
+    /// Whether a copy to a landing is still in progress though its pull has ended. False for providers that can cancel every
+    /// copy.
     fn is_busy(&self, landing: LandingId) -> bool;
 
     /// Frees landed memory as soon as no pull on it is outstanding. Its pulls still end as they would.
@@ -131,7 +132,7 @@ pub enum Event {
         /// Content of the message.
         bytes: Vec<u8>,
     },
-    /// The device copies what a pull asked for: work that waits for its copies may be enqueued now, before they are over. Only
+    /// The device has begun to copy what a pull asked for. Work that waits for its copies may be enqueued now. Only
     /// [`Event::Pulled`] says whether the rows count. Comes from providers whose device copies by itself, at most once a pull,
     /// and before its end.
     Begun {
@@ -165,7 +166,8 @@ pub enum Event {
         /// The reason; the same text each time a stranger tries again.
         reason: String,
     },
-    /// The memory of this process, or its copies, failed: it can move nothing more. Pulls that it hit end as refused.
+    /// The device memory of this process, or its copies, failed. The provider can move nothing more, and pulls that it affects
+    /// end as refused.
     Broken {
         /// Why.
         reason: String,

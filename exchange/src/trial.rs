@@ -1,4 +1,4 @@
-//! What a path gives on this machine, found by trying: two nodes of this process, and pulls from one to the other.
+//! Measures what a path gives on this machine: two nodes of this process, and pulls from one to the other.
 //!
 //! In: which links, and whether rows take shared memory. Out: a [`Trial`], or why there is none. It listens on the loopback alone,
 //! and nothing of it stays.
@@ -24,14 +24,14 @@ const READER: PeerId = PeerId { role: Role::Server, index: 0, incarnation: 0 };
 const KEY: RegionKey = RegionKey([0; 4]);
 /// Bytes of a pull.
 const BYTES: usize = 16 << 20;
-/// Pulls of which the fastest counts.
+/// Number of pulls; the fastest counts.
 const TURNS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What a path gave.
+/// The measured rate of a path.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Trial {
-    /// Path of the bytes.
+    /// The path that the bytes took.
     pub path: Path,
     /// Bytes a second of the fastest pull.
     pub bytes_per_second: u64,
@@ -128,7 +128,7 @@ fn pull(reader: &mut Paths, landing: LandingId) -> Result<(), TrialError> {
         let mut ended = None;
         for event in events.drain(..) {
             match event {
-                // The end of a link says more than the end of the pull before it.
+                // The reason why the link ended says more than the pull that ended with it.
                 Event::Closed { error: reason, .. } | Event::Broken { reason } => {
                     return Err(TrialError::Closed { reason });
                 }

@@ -1,16 +1,16 @@
-//! Why UCX does not do something, as all of the crate and its callers are told.
+//! The errors of UCX, as the whole crate and its callers see them.
 //!
-//! In and out: nothing is done here; [`crate::ucx`] gives these.
+//! Nothing is done here; [`crate::ucx`] returns these errors.
 
 use cadre_ucx_sys::Absent;
 
 /// Why UCX does not do something.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum UcxError {
-    /// There is none.
+    /// The machine has no usable UCX library.
     #[error(transparent)]
     Absent(#[from] Absent),
-    /// Nobody knows such transports.
+    /// `CADRE_UCX_OVER` names transports that do not exist.
     #[error(
         "CADRE_UCX_OVER is {said:?}: unset it; in tests it may be shm or tcp, over which UCX emulates reads"
     )]
@@ -18,7 +18,7 @@ pub enum UcxError {
         /// What it says.
         said: String,
     },
-    /// The machine has nothing that it could use.
+    /// The machine has no device for the requested transports.
     #[error(
         "this machine has no device that UCX can use for RDMA ({asked}): run where there is one, or without --exchange ucx"
     )]
@@ -26,7 +26,7 @@ pub enum UcxError {
         /// What was asked for.
         asked: &'static str,
     },
-    /// All is to be encrypted, and it encrypts nothing.
+    /// The job demands that all rows are encrypted, and UCX encrypts nothing.
     #[error(
         "UCX sends rows in the clear, and spec.attention.encryption of this job is Required: say Tcp there, or --exchange auto"
     )]

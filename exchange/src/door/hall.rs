@@ -1,9 +1,10 @@
-//! Who is at a door: those who have not shown a whole ticket yet.
+//! The visitors of a door: processes that are connected and have not shown a whole ticket yet.
 //!
-//! In: a listener, tickets with their descriptors. Out: descriptors to who shows a ticket; all others are sent away. One thread
-//! hears them all, and waits for none.
+//! In: a listener, tickets with their descriptors. Out: a descriptor for each visitor that shows its ticket; the others are
+//! disconnected. One thread serves all visitors and blocks on none of them.
 //!
-//! Invariants: at most [`PLACES`] are heard at a time, each for at most [`PATIENCE`]; of more the one that has waited longest goes.
+//! Invariants: at most [`PLACES`] visitors are connected, each for at most [`PATIENCE`]. One more visitor displaces the one that
+//! has waited longest.
 
 use std::collections::VecDeque;
 use std::io::{self, IoSlice, Read as _};
@@ -19,10 +20,10 @@ use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg}
 use super::{Arenas, PATIENCE, Ticket, check_user};
 use crate::waker::Waker;
 
-/// Visitors that are heard at a time. An asker shows its ticket as soon as it is connected.
+/// Maximum connected visitors. An asker shows its ticket as soon as it is connected.
 pub(super) const PLACES: usize = 256;
 
-/// Pause after a failed accept, mostly for want of descriptors.
+/// Pause after a failed accept, which usually means that the process has no free descriptor.
 const DEAF: Duration = Duration::from_millis(100);
 
 /// See the module.
@@ -30,7 +31,7 @@ const DEAF: Duration = Duration::from_millis(100);
 pub(super) struct Hall {
     listener: UnixListener,
     arenas: Arenas,
-    /// The one that has waited longest first.
+    /// In order of arrival, the oldest first.
     visitors: VecDeque<Visitor>,
     deaf_until: Option<Instant>,
 }
@@ -49,8 +50,7 @@ impl Hall {
         Ok(Self { listener, arenas, visitors: VecDeque::new(), deaf_until: None })
     }
 
-    /// Waits until a process connects or sends something, the waker is used, or a time limit ends;
-    /// then answers.
+    /// Waits until a process connects or sends something, the waker is used, or a time limit ends. Then serves all visitors.
     pub(super) fn turn(&mut self, waker: &Waker) {
         let now = Instant::now();
         let listens = self.listens(now);
@@ -60,7 +60,7 @@ impl Hall {
             waited.push(PollFd::new(&self.listener, PollFlags::IN));
         }
         waited.extend(self.visitors.iter().map(|it| PollFd::new(&it.stream, PollFlags::IN)));
-        // An interrupted wait is one that is over.
+        // An interrupted wait counts as one that ended.
         let _ = poll(&mut waited, timeout.as_ref());
         let now = Instant::now();
         self.hear(now);
@@ -73,7 +73,7 @@ impl Hall {
         self.deaf_until.is_none_or(|it| it <= now)
     }
 
-    /// Time until the next limit ends.
+    /// Time until the next visitor's limit ends.
     fn rest(&self, now: Instant) -> Option<Duration> {
         let visitor = self.visitors.front().map(|it| it.until);
         let deaf = self.deaf_until.filter(|it| *it > now);
@@ -119,7 +119,7 @@ impl Hall {
 }
 
 impl Visitor {
-    /// Reads what it has said. True where it has been answered, or has gone.
+    /// Reads what the visitor has sent. True when it was answered or has disconnected, so that it can be forgotten.
     fn is_heard(&mut self, arenas: &Arenas) -> bool {
         match self.stream.read(&mut self.shown[self.filled..]) {
             Ok(0) => return true,

@@ -1,6 +1,6 @@
-//! What a node asks of the memory that it moves; the crate that knows a GPU implements it.
+//! The interface between a node and the memory that it moves. A crate that knows a GPU implements it.
 //!
-//! Nothing is done here. Invariant: a copy is an order of work that goes on by itself; asking whether it is over never waits.
+//! Invariant: a copy runs on the device by itself; asking whether it is over never blocks.
 
 use std::os::fd::OwnedFd;
 

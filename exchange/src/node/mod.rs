@@ -57,7 +57,7 @@ pub struct NodeConfig {
     pub sockets: PathBuf,
 }
 
-/// Called when a pull has ended, with whether its rows are there; opens the gate that a stream of the GPU waits at.
+/// Called once when a pull ends, with whether its rows have landed. It opens the gate that a stream of the GPU waits at.
 pub type WhenEnded = Box<dyn FnOnce(bool) + Send>;
 
 /// See the module.
@@ -65,24 +65,24 @@ pub struct Node<D: Device> {
     device: D,
     tcp: Tcp,
     door: Door,
-    /// Where the door is.
+    /// The socket of the door.
     path: PathBuf,
     /// Tickets of own arenas.
     tickets: BTreeMap<u64, Ticket>,
     regions: BTreeMap<RegionKey, Arc<D::Memory>>,
     publications: u64,
     landings: Landings<D::Memory>,
-    /// Where descriptors of peers can be had.
+    /// The socket of each peer's door.
     doors: BTreeMap<PeerId, PathBuf>,
     imports: BTreeMap<(PeerId, Ticket), Import<D>>,
-    /// Asks for arenas; with their lengths.
+    /// Fetches descriptors of arenas; each request carries the arena's length.
     asker: Asker<((PeerId, Ticket), u64)>,
     last_pull: u64,
     pulls: BTreeMap<PullId, Pull<D>>,
-    /// Pulls of slips, by their identity in `tcp`, and whose they are.
+    /// Pulls of slips, by their identity in `tcp`, with the pull of rows that each belongs to.
     looks: BTreeMap<PullId, PullId>,
     calls: BTreeMap<PullId, WhenEnded>,
-    /// When a pull of a peer last came on.
+    /// When a pull from each peer last made progress.
     moved: BTreeMap<PeerId, Instant>,
     events: Vec<Event>,
 }
@@ -132,7 +132,7 @@ impl<D: Device> Node<D> {
         if self.pulls.get(&pull).is_some_and(Pull::is_open) {
             self.calls.insert(pull, call);
         } else {
-            // Whether it brought its rows is known as long as its event was not taken.
+            // The result is known as long as the pull's event was not returned.
             let ended = |event: &Event| matches!(event, Event::Pulled { pull: it, result } if *it == pull && result.is_ok());
             call(self.events.iter().any(ended));
         }
@@ -144,7 +144,7 @@ impl<D: Device> Node<D> {
         self.landings.open(landing)
     }
 
-    /// The slip of a place, with a ticket that the door knows.
+    /// The slip of a region, with a ticket that the door accepts.
     fn slip(&mut self, memory: &D::Memory) -> Result<Slip, D::Error> {
         let Place { arena, arena_bytes, at, bytes } = self.device.place(memory);
         let ticket = if let Some(ticket) = self.tickets.get(&arena) {
@@ -248,7 +248,8 @@ impl<D: Device> Provider for Node<D> {
             let now = Instant::now();
             let left = until.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
             let done = !self.events.is_empty() || left.is_zero();
-            // Also where there is news already: queued messages are sent, and nothing waits for the caller's next turn.
+            // Polls the links also when there is news already: queued messages have to be sent now, not at the caller's next
+            // poll.
             let sleep = if done { Duration::ZERO } else { left.min(self.rest(now)) };
             self.tcp.poll(sleep, &mut news);
             let early = news.is_empty() && now.elapsed() < sleep;

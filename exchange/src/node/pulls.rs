@@ -1,6 +1,6 @@
-//! How the pulls of a node go on: looks, arenas of peers, copies, ends.
+//! The state machine of a pull: look at the slip, fetch the arena, copy, look again, end.
 //!
-//! In: events of the links, descriptors that were fetched, the clock. Out: events of pulls. What a stage is, see the module.
+//! In: events of the links, descriptors, the clock. Out: events of pulls.
 //!
 //! ```text
 //! Looking ──slip──▶ Fetching ──arena──▶ Copying ──over──▶ Checking ──same slip──▶ done
@@ -21,7 +21,7 @@ use crate::door::{Site, Ticket};
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Event, LandingId, Provider as _, PullError, PullId, PullRequest};
 
-/// A pull that is not over.
+/// A pull that has not ended, or whose copy is still in progress.
 pub(super) struct Pull<D: Device> {
     peer: PeerId,
     key: RegionKey,
@@ -29,7 +29,7 @@ pub(super) struct Pull<D: Device> {
     landing: LandingId,
     patience: Duration,
     since: Instant,
-    /// Whether the event of its end was sent; then only its copy is still in progress.
+    /// Whether the event of its end was sent. Then the pull only waits for its copy.
     told: bool,
     stage: Stage<D>,
 }
@@ -60,7 +60,7 @@ impl<D: Device> Pull<D> {
         Self { peer, key, pieces, landing, patience, since, told: false, stage }
     }
 
-    /// Whether the event of its end is still to be sent.
+    /// Whether the event of its end has not been sent.
     pub(super) fn is_open(&self) -> bool {
         !self.told
     }
@@ -83,7 +83,7 @@ impl<D: Device> Node<D> {
         (look, landing)
     }
 
-    /// How long nothing has to be done unless the links have news.
+    /// How long the node may sleep unless the links have news.
     pub(super) fn rest(&self, now: Instant) -> Duration {
         let copying = self.pulls.values().any(|it| matches!(it.stage, Stage::Copying(..)));
         let late = self.pulls.values().filter_map(|it| self.deadline(it)).min();
@@ -91,8 +91,8 @@ impl<D: Device> Node<D> {
         if copying { late.min(COPYING) } else { late }
     }
 
-    /// When a pull is late: when for its patience neither it nor another pull from its peer has
-    /// made progress. None for a pull that waits for its slip, since the links watch that one.
+    /// When a pull is late: its patience after the last progress of any pull from its peer. None while it waits for its slip,
+    /// since the links watch that.
     fn deadline(&self, pull: &Pull<D>) -> Option<Instant> {
         match pull.stage {
             Stage::Fetching(_) | Stage::Copying(..) if pull.is_open() => {
@@ -105,7 +105,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Does what can be done without the links: arenas that came, copies that are over, pulls that are late.
+    /// Handles what does not come from the links: fetched arenas, finished copies, late pulls.
     pub(super) fn advance(&mut self) {
         while let Some((what, descriptor)) = self.asker.answer() {
             self.arrived(what, descriptor);
@@ -132,7 +132,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Takes in what the links say.
+    /// Handles an event of the links.
     pub(super) fn take_in(&mut self, event: Event) {
         match event {
             Event::Pulled { pull: look, result } => {
@@ -155,7 +155,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// A slip came, or none.
+    /// A look has ended, with a slip or an error.
     fn looked(&mut self, id: PullId, result: Result<u64, PullError>) {
         let Some(pull) = self.pulls.get(&id) else { return };
         let (Stage::Looking(_, landing) | Stage::Checking(_, _, landing)) = pull.stage else {
@@ -181,7 +181,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// The slip has arrived with the position of the rows.
+    /// The first look succeeded: the slip says where the rows are.
     fn found(&mut self, id: PullId, slip: Slip) {
         let pull = &self.pulls[&id];
         let inside =
@@ -206,7 +206,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Asks for an arena when its turn comes.
+    /// Requests an arena when a thread is free.
     fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64) {
         self.imports.insert(from, Import::Asked);
         let path = self.doors.get(&from.0).cloned().unwrap_or_default();
@@ -264,14 +264,14 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// The device does not copy: this pull has ended, and so have all that could follow.
+    /// Ends a pull because the device cannot copy, and reports the device as broken.
     fn fail(&mut self, id: PullId, error: &D::Error) {
         let reason = error.to_string();
         self.events.push(Event::Broken { reason: reason.clone() });
         self.end(id, Err(PullError::Refused { reason }));
     }
 
-    /// The device has copied, or failed.
+    /// A copy has ended, or failed.
     fn copied(&mut self, id: PullId, how: Result<(), D::Error>) {
         let Some(mut pull) = self.pulls.remove(&id) else { return };
         if pull.told {
@@ -292,7 +292,7 @@ impl<D: Device> Node<D> {
         }
     }
 
-    /// Tells the end of a pull; forgets it unless it is still being copied.
+    /// Sends the event of a pull's end. Forgets the pull unless its copy is still in progress.
     fn end(&mut self, id: PullId, result: Result<u64, PullError>) {
         if !self.pulls.get(&id).is_some_and(Pull::is_open) {
             return;

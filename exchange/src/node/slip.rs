@@ -1,6 +1,7 @@
-//! What a reader has to know to copy a published region itself: which arena, where in it, and which publication it is.
+//! The slip: what a reader needs to copy a published region itself. It names the arena, the position in it, and the publication.
 //!
-//! In: a place in an arena. Out: 64 bytes that stand in the region's stead on the TCP link, and back. No memory is touched here.
+//! In: a position in an arena. Out: the 64 bytes that the owner publishes over TCP in place of the rows, and back. No memory is
+//! read here.
 //!
 //! Invariant: no two publications of a process have the same slip, so a reader that finds the slip unchanged after its copy has
 //! copied rows that were published all the while.
@@ -36,7 +37,7 @@ impl Slip {
         out
     }
 
-    /// None where a region would end behind its arena.
+    /// Decodes a slip. None where the region would end behind its arena.
     pub(super) fn decode(input: &[u8]) -> Option<Self> {
         let input: &[u8; SLIP_BYTES] = input.try_into().ok()?;
         let word = |index: usize| {

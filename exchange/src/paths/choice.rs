@@ -1,14 +1,14 @@
-//! What paths there are to be, and what came by each.
+//! The paths that an owner of a provider may choose, and the bytes that came by each.
 //!
-//! In: an owner's choice. Out: the words for it, and for what is counted. Nothing is decided here.
+//! In: the owner's choice. Out: types for it and for the counters. Nothing is decided here.
 
 use crate::tcp::TcpConfig;
 use crate::ucx::Transports;
 
-/// Whether rows take other paths than links.
+/// Which paths rows may take beside links.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Sharing {
-    /// Never; nothing is offered either.
+    /// Links only; nothing is offered to peers.
     #[default]
     Off,
     /// Shared memory where the peer is of this machine, else UCX where both have network cards for RDMA.
@@ -37,8 +37,8 @@ pub struct Traffic {
     pub ucx_bytes: u64,
     /// Over links.
     pub tcp_bytes: u64,
-    /// Pulls from peers with a better path that had to be sent over the link: rows in no arena or one that was not mapped yet, rows
-    /// that were withdrawn while they were copied, and those of a way that failed.
+    /// Pulls that went over the link though their peer has a better path. Their rows lay in no arena, or in one that was not
+    /// mapped yet, or were withdrawn during the copy, or the way failed.
     pub sent_anew: u64,
 }
 

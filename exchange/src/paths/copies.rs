@@ -1,4 +1,5 @@
-//! How pulls are copied: begun where their region lies on a board, a turn at a time, and looked at again when all is here.
+//! Copies rows from shared memory: finds the region on the board, copies it a turn at a time, then checks that it is still
+//! published.
 //!
 //! In: claimed pulls. Out: ended ones, or pulls that go over the link after all.
 //!
@@ -7,7 +8,7 @@
 //!    └───────── else ──────────▶ link ◀──────── another one, or none ────┘
 //! ```
 //!
-//! Invariant: a pull that was not still published at its end has brought nothing.
+//! Invariant: a copy counts only if its region was published until the copy's end.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -19,14 +20,14 @@ use crate::provider::PullError;
 use crate::shared::{Foreign, Found};
 use crate::tcp::Pull;
 
-/// Bytes that are copied before links and the caller are served.
+/// Maximum bytes that one turn copies before links and the caller are served.
 pub(super) const TURN_BYTES: u64 = 4 << 20;
 
-/// Whether a pull has a path that is better than UCX.
+/// Whether a better path than UCX can bring a pull.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Better {
     No,
-    /// Not yet.
+    /// Its memory is not mapped yet.
     Coming,
 }
 
@@ -38,7 +39,7 @@ pub(super) struct Copying {
 }
 
 impl Paths {
-    /// Begins a claimed pull on the best path that it has.
+    /// Begins a claimed pull on the best available path.
     pub(super) fn begin(&mut self, mut pull: Pull) {
         let Some(shared) = &mut self.sharing else { return self.begin_remote(pull, Better::No) };
         let peer = pull.peer();
@@ -61,7 +62,7 @@ impl Paths {
         }
     }
 
-    /// Begins again what has waited for memory.
+    /// Begins the pulls that waited for memory.
     pub(super) fn begin_waiting(&mut self) {
         let waiting = self.sharing.as_mut().map(|it| std::mem::take(&mut it.waiting));
         for mut pull in waiting.unwrap_or_default() {
@@ -70,7 +71,7 @@ impl Paths {
         }
     }
 
-    /// Ends what has waited for memory for too long.
+    /// Ends pulls that have waited for memory longer than their patience.
     pub(super) fn end_late(&mut self, now: Instant) {
         let Some(shared) = &mut self.sharing else { return };
         let late = |it: &mut Pull| it.is_late(now);
@@ -103,7 +104,7 @@ impl Paths {
         }
     }
 
-    /// Ends all pulls from a peer that are not the link's, and forgets its memory.
+    /// Ends all pulls from a peer that do not use the link, and forgets the peer's memory.
     pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
         self.end_all_remote(peer, why);
         self.end_all_shared(peer, why);

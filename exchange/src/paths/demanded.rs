@@ -1,6 +1,6 @@
-//! Says of which peers rows come over the link though the user demanded another path, once of each.
+//! Warns, once for each peer, when rows come over the link though the user demanded another path.
 //!
-//! In: pulls, and how they ended. Out: a warning at the reader, who is the one that demanded it.
+//! In: pulls and how they ended. Out: a warning in the reader's log, since the reader demanded the path.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,7 +11,7 @@ use crate::provider::PullId;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Demanded {
-    /// As the user calls the path; none where the best one is taken.
+    /// The user's name of the demanded path; none where any path will do.
     path: Option<&'static str>,
     pulls: BTreeMap<PullId, PeerId>,
     said: BTreeSet<PeerId>,
@@ -33,7 +33,7 @@ impl Demanded {
         }
     }
 
-    /// A pull is over, for which so many bytes came over the link.
+    /// A pull has ended; `by_link` of its bytes came over the link.
     pub(super) fn ended(&mut self, pull: PullId, by_link: u64) {
         if let Some(peer) = self.pulls.remove(&pull)
             && let Some(path) = self.path

@@ -60,9 +60,9 @@ const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// See the module.
 pub struct Paths {
-    /// Before the landings, which it may write to.
+    /// Declared before the landings, so that it is dropped first: it may still write to them.
     remote: Option<Remote>,
-    /// Why there is none.
+    /// Why `remote` is none.
     no_ucx: String,
     tcp: Tcp,
     sharing: Option<Shared>,
@@ -127,8 +127,8 @@ impl Paths {
         shared.asked.insert(pull, (peer, landing));
     }
 
-    /// Shows all that is published as soon as a peer asks for it, which one that has shared memory does not: what is shown stays
-    /// in memory that the system may not move.
+    /// Shows all publications to UCX readers once a peer has pulled the card. A peer with shared memory does not pull it, and
+    /// shown memory is pinned.
     fn show_if_asked(&mut self) {
         let Some(remote) = self.remote.as_mut().filter(|it| !it.shows) else { return };
         if !self.tcp.is_read(CARD) {
@@ -140,7 +140,7 @@ impl Paths {
         }
     }
 
-    /// Does what can be done without the links: whether there may be more at once.
+    /// Makes progress that needs no link. Returns whether more can be done at once.
     fn advance(&mut self) -> bool {
         let now = self.tcp.now();
         self.show_if_asked();
@@ -152,12 +152,12 @@ impl Paths {
         self.advance_remote()
     }
 
-    /// Readies all that may end a wait: false where there is something to do already.
+    /// Readies the descriptors that end a wait. Returns false where there is something to do already.
     fn arm(&mut self) -> bool {
         self.remote.as_mut().is_none_or(Remote::arm)
     }
 
-    /// How long nothing has to be done unless the links or a door have news.
+    /// How long a poll may sleep unless the links or a door have news.
     fn rest(&self) -> Duration {
         let now = self.tcp.now();
         let remote = self.rest_remote(now);
@@ -169,7 +169,7 @@ impl Paths {
         late.min().unwrap_or(Duration::MAX).min(remote)
     }
 
-    /// When this returns, the memory of a region may be written.
+    /// Takes a region off the boards. When this returns, its memory may be written.
     fn withdraw_from_boards(&mut self, key: RegionKey) {
         if let Some(shared) = &mut self.sharing {
             shared.board.withdraw(key);
@@ -188,7 +188,7 @@ impl Paths {
         }
         match answer {
             Answer::Open(peer) => {
-                // Held back until there is a way.
+                // The event is held back until the peer has a way.
                 self.events.push(Event::Connected(peer));
                 self.begin_waiting();
             }
@@ -204,12 +204,12 @@ impl Paths {
         }
     }
 
-    /// Takes in what the links say.
+    /// Handles an event of the links.
     fn take_in(&mut self, event: Event) {
         match &event {
             Event::Connected(peer) => {
                 self.ask(*peer);
-                // Where there may be shared memory, that is tried first.
+                // Shared memory is tried before UCX.
                 if self.sharing.is_none() {
                     self.ask_card(*peer);
                 }
@@ -295,7 +295,7 @@ impl Provider for Paths {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
-        // First, since the next line may free what was published before.
+        // Withdraws first, since the next line may free the memory of the previous publication.
         self.withdraw_from_boards(key);
         let number = self.tcp.announce(key, Arc::clone(&memory));
         if let Some(shared) = &mut self.sharing {
@@ -336,7 +336,7 @@ impl Provider for Paths {
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
                 self.ask(peer);
             }
-            // Not while there is, or may be, shared memory.
+            // UCX is not asked while the peer has shared memory, or may have it.
             let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
             let is_due = |it: &Remote| shared == Path::Tcp && it.is_to_be_tried(peer, now);
             if self.remote.as_ref().is_some_and(is_due) {
@@ -358,7 +358,8 @@ impl Provider for Paths {
             let now = Instant::now();
             let left = until.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
             let done = !self.events.is_empty() || left.is_zero();
-            // Also where there is news already: queued messages are sent, and nothing waits for the caller's next turn.
+            // Polls the links also when there is news already: queued messages have to be sent now, not at the caller's next
+            // poll.
             let sleep =
                 if done || is_more || !self.arm() { Duration::ZERO } else { left.min(self.rest()) };
             self.tcp.poll(sleep, &mut news);

@@ -1,7 +1,7 @@
-//! Which ways a process opens beside its links, and why one of them is not there.
+//! Opens the ways that a process has beside its links, or says why one is missing.
 //!
-//! In: an owner's choice, what is to be encrypted, what the machine has. Out: ways, or the reason that reports give for rows that
-//! come by tcp. A machine whose network cards are left unused is warned of.
+//! In: the owner's choice, the encryption, the devices of the machine. Out: ways, or the reason that reports give for rows that
+//! come by TCP. It warns of network cards that are left unused.
 //!
 //! Invariant: a way that the owner demands is opened, or its absence is an error.
 
@@ -13,7 +13,7 @@ use crate::tcp::{Encryption, Limits, Tcp};
 use crate::ucx::{Transports, rdma_devices};
 use crate::ucx_error::UcxError;
 
-/// UCX; or why there is none.
+/// UCX, or why there is none.
 pub(super) fn remote(
     tcp: &mut Tcp,
     sharing: Sharing,
@@ -46,7 +46,7 @@ pub(super) fn shared(tcp: &Tcp, sharing: Sharing) -> Result<Option<Shared>, Erro
     }
 }
 
-/// What a process has that may take UCX, on a machine with these devices.
+/// Decides about UCX where the owner left the choice to the process, on a machine with these devices.
 fn by_itself<T>(
     devices: &[String],
     encryption: Encryption,
@@ -55,7 +55,7 @@ fn by_itself<T>(
     if devices.is_empty() {
         return Err("this machine has no device for RDMA".to_owned());
     }
-    // What RDMA carries is not encrypted, whatever the links are.
+    // RDMA does not encrypt, whatever the links do.
     let refused = match encryption {
         Encryption::Required => Err(UcxError::InTheClear),
         Encryption::Off | Encryption::Tcp => Ok(()),

@@ -1,4 +1,4 @@
-//! What a process has where its rows take shared memory: what it shows to others, and what it knows of theirs.
+//! The shared memory of a process: its own board and door, and the mapped memory of its peers.
 //!
 //! In: publications. Out: a board and a door at which it and the arenas can be had. Nothing is copied here.
 //!
@@ -19,7 +19,7 @@ use crate::provider::{LandingId, Provider as _, PullId};
 use crate::shared::{Board, Spot};
 use crate::tcp::{Pull, Tcp};
 
-/// What there is where rows take shared memory.
+/// State of the shared-memory path of a process.
 pub(super) struct Shared {
     pub(super) required: bool,
     pub(super) offer: Offer,
@@ -31,11 +31,11 @@ pub(super) struct Shared {
     /// Pulls of offers.
     pub(super) asked: BTreeMap<PullId, (PeerId, LandingId)>,
     pub(super) copying: VecDeque<Copying>,
-    /// Where there is no other way: pulls whose memory is on its way.
+    /// Pulls that wait for memory to be mapped because shared memory is demanded.
     pub(super) waiting: Vec<Pull>,
-    /// Bytes that are copied before links and the caller are served.
+    /// Maximum bytes that one turn copies before links and the caller are served.
     pub(super) turn_bytes: u64,
-    /// It was logged that the board was full.
+    /// Whether it was logged that the board is full.
     said_full: bool,
 }
 
@@ -60,7 +60,7 @@ impl Shared {
         })
     }
 
-    /// Puts a publication on the board, if its memory can be read by others. Another one of the key was withdrawn.
+    /// Puts a publication on the board if its memory can be shared. The caller has withdrawn earlier publications of the key.
     pub(super) fn publish(&mut self, key: RegionKey, number: u64, memory: &Buffer) {
         let Some(part) = memory.part() else { return };
         let arena = part.arena();
@@ -85,7 +85,7 @@ impl Shared {
     }
 }
 
-/// Random words.
+/// A random key.
 fn random() -> [u8; 32] {
     let mut words = [0; 32];
     let filled = getrandom(&mut words, GetRandomFlags::empty());

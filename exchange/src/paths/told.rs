@@ -1,6 +1,6 @@
-//! What is told of paths: over what rows of a peer come, why not by a better one, and how much came by each.
+//! Reports on paths: which one each peer's rows take, why not a better one, and the bytes of each.
 //!
-//! In: the state of ways. Out: words for reports. Nothing is changed here.
+//! In: the state of ways. Out: values for reports. Nothing is changed here.
 
 use super::{Path, Paths, Traffic};
 use crate::peer::PeerId;
@@ -11,32 +11,32 @@ impl Paths {
         self.remote.is_some()
     }
 
-    /// Bytes by path so far.
+    /// Bytes pulled so far, by path.
     pub fn traffic(&self) -> Traffic {
         self.traffic
     }
 
-    /// How many ways have failed that were open, or should have been.
+    /// Number of ways that failed: they were open, or should have been.
     pub fn failed_ways(&self) -> u64 {
         self.sharing.as_ref().map_or(0, |it| it.ways.failures)
             + self.remote.as_ref().map_or(0, |it| it.failures)
     }
 
-    /// How rows of a peer come now.
+    /// The path that a peer's rows take now.
     pub fn path(&self, peer: PeerId) -> Path {
         if !self.tcp.is_opening(peer) {
             return Path::Asked;
         }
         let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
         let remote = self.remote.as_ref().and_then(|it| it.path(peer)).unwrap_or(Path::Tcp);
-        // The best one that is open; then one that may be.
+        // Prefers the best path that is open, then one that may open.
         [Path::Shared, Path::Ucx, Path::Asked]
             .into_iter()
             .find(|it| shared == *it || remote == *it)
             .unwrap_or(Path::Tcp)
     }
 
-    /// Why rows of a peer come by tcp; none where they take another path, or may soon.
+    /// Why a peer's rows come by TCP. None where they take another path, or may soon.
     pub fn why_tcp(&self, peer: PeerId) -> Option<&str> {
         if self.path(peer) != Path::Tcp {
             return None;

@@ -1,4 +1,4 @@
-//! The way to each peer: its shared memory, as far as it is mapped here, or why it is not.
+//! The shared memory of each peer, as far as it is mapped here, or why it is not.
 //!
 //! In: peers that connect and go, what they offer, descriptors. Out: where a region can be copied from. Nothing is copied here.
 //!
@@ -25,7 +25,7 @@ use crate::peer::{PeerId, RegionKey};
 use crate::shared::{Foreign, Found, Reading};
 use crate::waker::Waker;
 
-/// After how long a way that is shut is tried again, at first and at most.
+/// First and longest pause before a way that is shut is tried again.
 pub(super) const FIRST_REST: Duration = Duration::from_secs(30);
 pub(super) const LONGEST_REST: Duration = Duration::from_mins(10);
 
@@ -36,16 +36,16 @@ const MOST_ARENAS: usize = 1024;
 pub(super) struct Ways {
     peers: BTreeMap<PeerId, Way>,
     asker: Asker<Question>,
-    /// Tells questions of a way from those of an earlier one with the same peer.
+    /// Counts ways. It tells answers to an earlier way with the same peer from those to the present one.
     rounds: u64,
-    /// Ways that failed: they were open, or should have been.
+    /// Number of failed ways: they were open, or should have been.
     pub(super) failures: u64,
 }
 
 struct Way {
     stage: Stage,
     round: u64,
-    /// The rest that follows when it is shut.
+    /// The pause that follows when the way is shut.
     rest: Duration,
     /// The state that was logged last.
     said: Option<Said>,
@@ -63,7 +63,7 @@ enum Stage {
     Shut { again: Instant },
 }
 
-/// A question at a door.
+/// A request to a peer's door.
 #[derive(Clone, Debug)]
 pub(super) struct Question {
     peer: PeerId,
@@ -77,11 +77,11 @@ enum What {
     Arena(u64),
 }
 
-/// How a region can be had.
+/// Where a region can be copied from.
 pub(super) enum Source {
     /// From this memory.
     Shared(Found, Arc<Foreign>),
-    /// From memory whose descriptor is on its way.
+    /// Memory that is not mapped yet; its descriptor was requested.
     Coming,
     /// Over the link.
     Link,
@@ -94,11 +94,11 @@ impl Source {
     }
 }
 
-/// What came of an answer.
+/// Effect of a door's answer.
 pub(super) enum Answer {
     /// The way is open.
     Open(PeerId),
-    /// An arena more can be copied from.
+    /// One more arena is mapped.
     Arena,
     /// The way is shut.
     Shut(PeerId, String),
@@ -109,7 +109,7 @@ impl Ways {
         Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0, failures: 0 }
     }
 
-    /// A peer is to be asked for its offer.
+    /// Begins a way: the peer is to be asked for its offer.
     pub(super) fn ask(&mut self, peer: PeerId) {
         self.rounds += 1;
         let old = self.peers.remove(&peer);
@@ -117,7 +117,7 @@ impl Ways {
         self.peers.insert(peer, Way { stage: Stage::Asked, round: self.rounds, rest, said });
     }
 
-    /// A peer has offered its memory, or has not.
+    /// Handles a peer's offer, or its absence.
     pub(super) fn offered(
         &mut self,
         peer: PeerId,
@@ -136,10 +136,10 @@ impl Ways {
         }
     }
 
-    /// The next thing that came of an answer of a door.
+    /// The effect of a door's next answer.
     pub(super) fn answer(&mut self, now: Instant) -> Option<Answer> {
         while let Some((Question { peer, round, what }, descriptor)) = self.asker.answer() {
-            // The way was closed since, and perhaps opened again.
+            // An answer counts only for the way that asked.
             let Some(way) = self.peers.get_mut(&peer).filter(|it| it.round == round) else {
                 continue;
             };
@@ -166,7 +166,7 @@ impl Ways {
         None
     }
 
-    /// Leaves a way for a while.
+    /// Shuts a way until its pause is over.
     pub(super) fn shut(&mut self, peer: PeerId, why: String, is_odd: bool, now: Instant) -> Answer {
         if let Some(way) = self.peers.get_mut(&peer) {
             self.failures += u64::from(is_odd || matches!(way.stage, Stage::Open { .. }));
@@ -191,8 +191,8 @@ impl Ways {
         self.peers.get(&peer).is_some_and(again)
     }
 
-    /// How a region of a peer can be had up to its byte `reach`. Asks for its arena where that is not mapped yet. An error is a
-    /// peer whose board contradicts its arenas.
+    /// Finds the memory of a peer's region, up to its byte `reach`. Requests its arena where that is not mapped yet. An error
+    /// means that the peer's board contradicts its arenas.
     pub(super) fn find(
         &mut self,
         peer: PeerId,
@@ -238,7 +238,7 @@ impl Ways {
         self.peers.contains_key(&peer)
     }
 
-    /// How rows of a peer come.
+    /// The path that a peer's rows take.
     pub(super) fn path(&self, peer: PeerId) -> Path {
         match self.peers.get(&peer).map(|it| &it.stage) {
             Some(Stage::Asked) => Path::Asked,
@@ -247,7 +247,7 @@ impl Ways {
         }
     }
 
-    /// Whether a region was published all the while since it was found.
+    /// Whether a region has stayed published since it was found.
     pub(super) fn still(&self, peer: PeerId, found: &Found) -> bool {
         match self.peers.get(&peer).map(|it| &it.stage) {
             Some(Stage::Open { board, .. }) => board.still(found),
@@ -255,7 +255,7 @@ impl Ways {
         }
     }
 
-    /// A peer is gone, with all that was mapped of it.
+    /// Forgets a peer that is gone, and unmaps its memory.
     pub(super) fn forget(&mut self, peer: PeerId) {
         self.peers.remove(&peer);
     }

@@ -1,18 +1,18 @@
 //! Arenas that grow in number as rows need them.
 //!
-//! In: lengths. Out: parts that nobody else has. Freed parts are used again, the first arena before later ones; an arena is
-//! kept once it was made, since readers have it mapped. Its memory is taken from the machine when it is first written, and the
-//! seals let nobody give it back. So an arena should be longer than all rows that there are at a time: then the lowest gaps are
-//! used again, whatever the lengths, and the memory stays near the peak of what was in use.
+//! In: lengths. Out: parts with one owner each. Freed parts are used again, those of the first arena before later ones. An arena
+//! is never freed, since readers have it mapped. The machine commits its memory at the first write, and the seals prevent anybody
+//! from giving it back. So an arena should be longer than all rows that are live at a time: then the lowest gaps are used again,
+//! whatever the lengths, and the memory stays near its peak use.
 //!
-//! Invariant: a part is longer than an arena only if it has one of its own.
+//! Invariant: a part that is longer than an arena has an arena of its own.
 
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::mapping::{Arena, Part};
 
-/// Least length of an arena on a machine that allows no longer one.
+/// Shortest first arena that is tried where the machine refuses longer ones.
 const LEAST_BYTES: usize = 64 << 20;
 
 /// See the module. Shared by all threads that take from it.
@@ -67,8 +67,8 @@ mod tests {
         assert_eq!(arenas.held.lock().unwrap().len(), 4);
     }
 
-    /// Units of 64 KiB that rows have taken from the machine, as a share of the most that were in use at a time. Each phase is
-    /// cut into parts of `mean` on average, of any length; two phases are in use, and their parts are freed in any order.
+    /// Units of 64 KiB that the machine has committed, relative to the most in use at a time. Each phase is cut into parts of
+    /// `mean` units on average. Two phases are in use, and their parts are freed in any order.
     fn taken(seed: u64, mean: usize) -> f64 {
         const PHASE: usize = 16 << 10;
         let mut random = crate::tests::Random::new(seed);

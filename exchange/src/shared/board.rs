@@ -1,7 +1,8 @@
-//! What a process publishes, for readers of its machine: where each region lies, in memory that they can only read.
+//! The board of a process: a table in shared memory that tells readers of its machine where each published region lies. They can
+//! only read it.
 //!
-//! In: publications and their ends. Out: a table of words; of another process's table, where a region lies, and whether it
-//! still does. A region that has no room in the table is not on it; readers then ask the owner.
+//! In: publications and their ends. Out: a table of words. From another process's table: where a region lies, and whether it is
+//! still published. A region for which the table has no room is missing; readers then ask the owner over the link.
 //!
 //! An entry is 8 words: number of the publication (0: none), key (2), arena, first byte, bytes, and 2 of nothing. A key
 //! may stand in any entry of its bucket.
@@ -28,7 +29,7 @@ const BUCKET_ENTRIES: usize = 8;
 const BUCKETS: usize = 65_536;
 const WORDS: usize = BUCKETS * BUCKET_ENTRIES * ENTRY_WORDS;
 
-/// Bytes of an entry, and of all entries that a key may have; they lie one behind the other.
+/// Bytes of an entry, and of a bucket: the adjacent entries that a key may take.
 pub(crate) const ENTRY_BYTES: usize = ENTRY_WORDS * 8;
 pub(crate) const BUCKET_BYTES: usize = BUCKET_ENTRIES * ENTRY_BYTES;
 
@@ -57,12 +58,12 @@ impl Board {
         self.words.descriptor()
     }
 
-    /// All of it, for a device that reads it.
+    /// The memory of the whole table, for a device that reads it.
     pub(crate) fn stretch(&self) -> Stretch {
         Stretch::of_own(&self.words)
     }
 
-    /// Writes down a publication of a key that has none, whose number is not 0 and was never used. False where there is no room.
+    /// Adds a publication. Its key has no entry, and its number is not 0 and was never used. False where the bucket is full.
     pub(crate) fn publish(&mut self, key: RegionKey, number: u64, spot: Spot) -> bool {
         let Some(entry) = entries(key).find(|it| self.words.load(*it) == 0) else { return false };
         let [one, two] = key_words(key);
@@ -79,7 +80,7 @@ impl Board {
     pub(crate) fn withdraw(&mut self, key: RegionKey) {
         if let Some(entry) = self.places.remove(&key) {
             self.words.store(entry, 0);
-            // A process that reads a byte written after this also reads the 0.
+            // A process that reads a byte written after this fence also reads the 0.
             fence(Ordering::SeqCst);
         }
     }
@@ -159,7 +160,7 @@ impl Reading {
         })
     }
 
-    /// Whether it was published all the while: what was copied since it was found is its rows then.
+    /// Whether the region has stayed published since it was found. If so, the bytes copied meanwhile are its rows.
     pub(crate) fn still(&self, found: &Found) -> bool {
         fence(Ordering::Acquire);
         self.0.load(found.entry) == found.number
@@ -170,7 +171,7 @@ fn key_words(RegionKey([a, b, c, d]): RegionKey) -> [u64; 2] {
     [u64::from(a) << 32 | u64::from(b), u64::from(c) << 32 | u64::from(d)]
 }
 
-/// Positions of the entries that a key may have.
+/// Indices of the entries that a key may take.
 fn entries(key: RegionKey) -> impl Iterator<Item = usize> {
     let [one, two] = key_words(key);
     let mut mixed = one.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ two.rotate_left(29);

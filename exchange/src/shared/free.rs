@@ -1,9 +1,9 @@
-//! Which units of an arena are free.
+//! The free units of an arena.
 //!
-//! In: counts of units. Out: places. The lowest gap that is long enough is taken, so that memory that was written once is used
+//! In: counts of units. Out: positions. It takes the lowest gap that is long enough, so that memory that was written once is used
 //! again first. No memory is touched here.
 //!
-//! Invariant: a unit is given out once until it is given back.
+//! Invariant: a unit has one owner at a time.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -12,7 +12,7 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(super) struct Free {
     /// Gaps by their first unit, with their lengths; no two touch.
     gaps: BTreeMap<usize, usize>,
-    /// First units of gaps by the binary logarithm of their length: thousands of gaps may be too short for most parts.
+    /// First units of gaps, by the binary logarithm of the length: thousands of gaps may be too short for most parts.
     by_length: Vec<BTreeSet<usize>>,
 }
 
@@ -40,7 +40,7 @@ impl Free {
         Some(units)
     }
 
-    /// The first of `units` units, at least one.
+    /// Takes `units` units, at least one. Returns the first of them.
     pub(super) fn take(&mut self, units: usize) -> Option<usize> {
         let class = class(units);
         // Every gap of a higher class is long enough.
@@ -56,7 +56,7 @@ impl Free {
         Some(at)
     }
 
-    /// Frees what was taken.
+    /// Frees units that [`Self::take`] has returned.
     pub(super) fn give_back(&mut self, at: usize, units: usize) {
         let (mut at, mut units) = (at, units);
         if let Some(behind) = self.remove(at + units) {

@@ -24,14 +24,14 @@ use rustix::process::{Resource, getrlimit};
 
 use super::free::Free;
 
-/// Bytes of a unit that arenas are given out in: a line of the cache.
+/// Unit in which arenas are allocated, in bytes: a cache line.
 const UNIT_BYTES: usize = 64;
 const UNIT_WORDS: usize = UNIT_BYTES / 4;
 
-/// What readers rely on.
+/// The seals that readers rely on: the memory keeps its length, and only its maker can write it.
 const SEALS: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW).union(SealFlags::FUTURE_WRITE);
 
-/// Files in memory of ordinary pages.
+/// `f_type` of files in memory of ordinary pages.
 const TMPFS_MAGIC: i64 = 0x0102_1994;
 
 /// Mapped memory; unmapped when this is dropped.
@@ -54,7 +54,7 @@ impl Map {
             unsafe { mmap(std::ptr::null_mut(), bytes, access, MapFlags::SHARED, descriptor, 0)? };
         let start = NonNull::new(start.cast()).ok_or_else(|| io::Error::other("mapped at 0"))?;
         let map = Self { start, bytes };
-        // A dump of the process would write, and so take, all of it.
+        // Without this, a core dump would touch, and so commit, all of the memory.
         // SAFETY: it was just mapped, and the advice changes nothing of what is there.
         unsafe { madvise(map.start.as_ptr().cast(), bytes, Advice::LinuxDontDump)? };
         Ok(map)
@@ -89,7 +89,7 @@ fn memory_file() -> io::Result<OwnedFd> {
     Ok(made?)
 }
 
-/// Memory of this process that others can only read. New memory is zero.
+/// Memory of this process that other processes can only read. It is zero at first.
 #[derive(Debug)]
 pub(super) struct Own {
     map: Map,
@@ -99,7 +99,7 @@ pub(super) struct Own {
 impl Own {
     /// `bytes` is above 0.
     pub(super) fn new(bytes: usize) -> io::Result<Self> {
-        // Beyond this limit the system kills the process.
+        // The system kills a process that exceeds its limit of file length.
         if let Some(most) = getrlimit(Resource::Fsize).current.filter(|it| *it < bytes as u64) {
             let what = format!(
                 "files may have {most} bytes, and {bytes} are needed: raise the limit (ulimit -f)"
@@ -108,7 +108,7 @@ impl Own {
         }
         let descriptor = memory_file()?;
         ftruncate(&descriptor, bytes as u64)?;
-        // Mapped before the seal that forbids it to everybody else.
+        // It is mapped before the seal, which forbids any later mapping to write.
         let map = Map::new(descriptor.as_fd(), bytes, ProtFlags::READ | ProtFlags::WRITE)?;
         fcntl_add_seals(&descriptor, SEALS | SealFlags::SEAL)?;
         Ok(Self { map, descriptor })
@@ -118,7 +118,7 @@ impl Own {
         self.descriptor.as_fd()
     }
 
-    /// Writes a word; in which order with others, say the caller's fences.
+    /// Writes a word. The caller's fences order it with other writes.
     pub(super) fn store(&self, index: usize, value: u64) {
         self.map.word(index).store(value, Ordering::Relaxed);
     }
@@ -128,8 +128,8 @@ impl Own {
     }
 }
 
-/// A stretch of memory of this process that others can only read, and that stays mapped as long as this lives. It has no
-/// accessors for bytes: it is for devices that read by themselves.
+/// A stretch of this process's memory that others can only read. It stays mapped as long as this lives. It has no accessors for
+/// bytes, since devices read it by themselves.
 #[derive(Debug)]
 pub(crate) struct Stretch {
     of: Mapped,
@@ -144,7 +144,7 @@ enum Mapped {
 }
 
 impl Stretch {
-    /// The bytes of an arena from `at` on, at most `bytes`; none behind its end.
+    /// The bytes of an arena from `at` on, at most `bytes`. None where `at` lies behind its end.
     pub(crate) fn of_arena(arena: &Arc<Arena>, at: u64, bytes: usize) -> Option<Self> {
         let length = arena.own.map.bytes;
         let at = usize::try_from(at).ok().filter(|at| *at < length)?;
@@ -170,7 +170,7 @@ impl Stretch {
     }
 }
 
-/// Memory of another process, which may write it at any time.
+/// Memory of another process, mapped to be read. Its owner may write it at any time.
 #[derive(Debug)]
 pub(crate) struct Foreign(Map);
 
@@ -181,7 +181,7 @@ impl Foreign {
         if !fcntl_get_seals(descriptor)?.contains(SEALS) {
             return Err(invalid("the memory is not sealed"));
         }
-        // A page of any other may be missing when it is read: large ones are counted by machine and container.
+        // Pages of any other file may be missing when they are read: machines and containers limit huge pages separately.
         if fstatfs(descriptor)?.f_type != TMPFS_MAGIC {
             return Err(invalid("the memory is of no kind that lasts"));
         }
@@ -196,13 +196,13 @@ impl Foreign {
         self.0.bytes as u64
     }
 
-    /// Reads a word; in which order with others, say the caller's fences.
+    /// Reads a word. The caller's fences order it with other reads.
     pub(super) fn load(&self, index: usize) -> u64 {
         self.0.word(index).load(Ordering::Relaxed)
     }
 
-    /// Copies what stands there from byte `at` on. What its owner writes meanwhile may come in part: whoever copies looks
-    /// afterwards whether it was published all the while ([`super::Reading::still`]).
+    /// Copies the bytes from byte `at` on. Bytes that the owner writes meanwhile may be torn. So the caller checks afterwards
+    /// that the region stayed published ([`super::Reading::still`]).
     ///
     /// # Panics
     ///
@@ -270,7 +270,7 @@ unsafe fn racing_copy(from: *const u8, to: *mut u8, bytes: usize) {
     }
 }
 
-/// Shared memory that is given out in parts.
+/// A file of shared memory that is allocated in parts.
 #[derive(Debug)]
 pub(crate) struct Arena {
     /// Names it in this process; never used again.
@@ -293,7 +293,7 @@ impl Arena {
         self.own.descriptor()
     }
 
-    /// A free part, with arbitrary content; none if no gap is long enough.
+    /// Allocates a part, with arbitrary content. None if no gap is long enough.
     pub(super) fn take(self: &Arc<Self>, words: usize) -> Option<Part> {
         let units = words.div_ceil(UNIT_WORDS).max(1);
         let unit = self.free.lock().unwrap_or_else(PoisonError::into_inner).take(units)?;

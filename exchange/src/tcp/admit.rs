@@ -22,9 +22,9 @@ use crate::provider::Event;
 
 /// How long nothing is accepted after the process ran out of descriptors.
 const DEAF: Duration = Duration::from_millis(100);
-/// The same while too many have said hello and not proved it.
+/// Pause while too many strangers have sent a hello and not yet a proof.
 const CROWD: Duration = Duration::from_millis(5);
-/// Links that are accepted before peers are served.
+/// Maximum links that are accepted before peers are served.
 const TURN_LINKS: usize = 256;
 /// Links that are accepted before peers are served, where each needs a TLS handshake.
 const TURN_HANDSHAKES: usize = 32;

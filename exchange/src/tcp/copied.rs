@@ -25,7 +25,7 @@ impl Tcp {
         number
     }
 
-    /// Whether a peer has pulled of a region since it was published, by its link.
+    /// Whether a peer has pulled the region over a link since it was published.
     pub(crate) fn is_read(&self, key: RegionKey) -> bool {
         self.regions.get(&key).is_some_and(|it| it.is_read.get())
     }
@@ -41,7 +41,7 @@ impl Tcp {
         let id = self.ledger.new_pull();
         let spans = merged(pieces.iter().map(|it| Span { start: it.remote, bytes: it.bytes }));
         let runs = merged(pieces.iter().map(|it| Span { start: it.local, bytes: it.bytes }));
-        // Runs that the ledger accepts are disjoint and inside of the landing: then the sum is exact.
+        // The ledger accepts only runs that are disjoint and inside of the landing, so the sum cannot overflow.
         let bytes = runs.iter().map(|it| it.bytes).fold(0, u64::saturating_add);
         let wish = Wish { peer, key, spans, runs, bytes };
         let token = self.peers.get(&peer).and_then(|it| it.outgoing);
@@ -76,8 +76,8 @@ impl Tcp {
         self.ledger.watch_anew(pull, self.clock.now());
     }
 
-    /// Lets `copy` write the next bytes of a pull, at most `most`: how many. It is called with the first byte in the region and
-    /// the place of the landing.
+    /// Lets `copy` write the next bytes of a pull, at most `most`, and returns how many it wrote. `copy` gets the first byte's
+    /// position in the region, and the memory of the landing.
     pub(crate) fn copy_on(
         &mut self,
         pull: &mut Pull,
@@ -108,7 +108,7 @@ impl Tcp {
         bytes
     }
 
-    /// Ends a pull that was copied, well if all its bytes are of the publication with this number.
+    /// Ends a copied pull: with success if all its bytes are of the publication with this number.
     pub(crate) fn end_copied(&mut self, mut pull: Pull, result: Result<u64, PullError>) {
         match result {
             Ok(number) => {
@@ -123,12 +123,13 @@ impl Tcp {
         }
     }
 
-    /// Tells the end of a pull for which something may still be written: its landing stays until [`Self::free_told`].
+    /// Sends the event of a pull's end although its landing may still be written. The landing stays reserved until
+    /// [`Self::free_told`].
     pub(crate) fn tell_end(&mut self, pull: &Pull, why: PullError) {
         self.ledger.tell(pull, Err(why));
     }
 
-    /// Nothing is written any more for a pull whose end was told: what it has left in its landing does not count.
+    /// Frees the landing of a pull whose end was sent: nothing writes there any more. The bytes that landed do not count.
     pub(crate) fn free_told(&mut self, pull: Pull) {
         self.ledger.free(pull, false);
     }
@@ -166,22 +167,22 @@ impl Pull {
         self.landing
     }
 
-    /// The end of the last byte that it wants of the region.
+    /// The end of the last byte that the pull reads of the region.
     pub(crate) fn reach(&self) -> u64 {
         self.wish.spans.iter().filter_map(|it| it.end()).max().unwrap_or(0)
     }
 
-    /// When it is late if it has only waited.
+    /// When the pull is late if nothing has come since it began.
     pub(crate) fn late_at(&self) -> Instant {
         self.deadline(self.since)
     }
 
-    /// When it is late if something came for it, or for another one, last at `heard`.
+    /// When the pull is late if something last came from its peer at `heard`.
     pub(crate) fn late_after(&self, heard: Option<Instant>) -> Instant {
         self.deadline(heard.unwrap_or(self.since))
     }
 
-    /// What has landed of it does not count.
+    /// Discards what has landed of the pull.
     pub(crate) fn begin_anew(&mut self) {
         self.restart();
     }
@@ -190,7 +191,7 @@ impl Pull {
         self.late_at() <= now
     }
 
-    /// Keeps what an earlier pull has landed, if it was of the publication with this number.
+    /// Keeps the bytes that an earlier pull has landed, if they are of the publication with this number.
     pub(crate) fn is_to_be_of(&mut self, number: u64) {
         if self.publication.is_some_and(|it| it != number) {
             self.restart();

@@ -3,7 +3,7 @@
 //! In: peers and their addresses. Out: links that are being opened. A peer that has no room, since strangers crowd its port, closes a
 //! link without a word: that is no broken link, and it is dialled again after a pause.
 //!
-//! Invariant: what begins to open has opened or failed when the time for a greeting is over, however often it was tried.
+//! Invariant: an opening link has opened or failed when the time for a greeting is over, however often it was dialled.
 
 use std::io;
 use std::net::SocketAddr;
@@ -19,7 +19,7 @@ use super::stream::Stream;
 use crate::peer::PeerId;
 
 const FIRST_PAUSE: Duration = Duration::from_millis(10);
-/// Doublings of the pause between two tries.
+/// Maximum doublings of the pause between two tries.
 const MOST_DOUBLINGS: u32 = 5;
 
 impl Tcp {
@@ -49,12 +49,12 @@ impl Tcp {
         Ok(stream)
     }
 
-    /// A link failed: it will be tried again if the peer closed it without a word, as it does when strangers take all its places, and if
-    /// there is time.
+    /// Handles a failed link. It is dialled again if there is time and the peer closed it without a word, as a peer does while
+    /// strangers take all its places.
     ///
     /// # Errors
     ///
-    /// Why it is over.
+    /// Why it is not dialled again.
     pub(super) fn try_again_later(
         &mut self,
         token: u64,

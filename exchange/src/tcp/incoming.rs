@@ -44,7 +44,7 @@ const MAX_SLICES: usize = 1024;
 pub(super) struct Incoming {
     pub(super) peer: PeerId,
     pub(super) stream: Stream,
-    /// Whether the poll waits for room to write.
+    /// Whether the poll watches the socket for room to write.
     pub(super) wants_write: bool,
     input: Input,
     requests: VecDeque<PullRequest>,
@@ -82,7 +82,7 @@ impl Incoming {
         Ok(())
     }
 
-    /// Bytes and requests that the peer makes us hold.
+    /// Bytes and requests that this process holds for the peer.
     #[cfg(test)]
     pub(super) fn held(&self) -> (usize, usize) {
         (self.input.bytes.len(), self.requests.len())

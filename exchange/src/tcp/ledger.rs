@@ -1,4 +1,4 @@
-//! What the provider owes its owner: landings, ends of pulls, events.
+//! The bookkeeping of a provider: landings, outstanding pulls, events.
 //!
 //! In: memory, pulls that begin and end. Out: events, memory back, pulls that are to be looked at because they may be late.
 //! No socket here, no clock.
@@ -20,7 +20,7 @@ use crate::provider::{Error, Event, LandingId, MAX_PIECES, PullError, PullId};
 pub(super) struct Ledger {
     pub(super) events: Vec<Event>,
     landings: BTreeMap<LandingId, Landing>,
-    /// When which pull may be late.
+    /// When each pull may be late.
     looks: BTreeSet<(Instant, PullId, PeerId)>,
     next_landing: u64,
     next_pull: u64,
@@ -117,7 +117,7 @@ impl Ledger {
         }
     }
 
-    /// Looks at a pull when it may be late.
+    /// Schedules the next check of a pull: when it may be late.
     pub(super) fn watch(&mut self, pull: &Pull) {
         self.looks.insert((pull.look_at, pull.id, pull.wish.peer));
     }
@@ -135,7 +135,7 @@ impl Ledger {
         self.looks.first().map(|it| it.0)
     }
 
-    /// A pull that may be late. Its look is over: it is ended or watched again.
+    /// A pull that may be late. It is not watched any more: the caller ends it or watches it again.
     pub(super) fn look(&mut self, now: Instant) -> Option<(PeerId, PullId)> {
         let (_, pull, peer) = *self.looks.first().filter(|it| it.0 <= now)?;
         self.looks.pop_first();

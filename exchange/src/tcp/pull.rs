@@ -28,7 +28,7 @@ pub(super) struct Wish {
     pub(super) bytes: u64,
 }
 
-/// A place in the stream: a span or run, and how much of it has passed.
+/// A position in the stream: a span or run, and how many of its bytes have passed.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(super) struct Cursor {
     pub(super) index: usize,
@@ -88,7 +88,7 @@ impl Pull {
             link,
             patience,
             since,
-            // A time that cannot be counted is far enough away.
+            // An instant that overflows counts as far in the future.
             look_at: since + patience.min(Duration::from_hours(24 * 365)),
             publication: None,
             landed: 0,
@@ -108,7 +108,7 @@ impl Pull {
         self.asked_to.pass(landed, &self.wish.spans);
     }
 
-    /// Begins again at byte 0: its parts that are under way count no more.
+    /// Begins again at byte 0. Replies to parts of the earlier attempt no longer count.
     pub(super) fn restart(&mut self) {
         self.publication = None;
         (self.landed, self.landed_to) = (0, Cursor::default());
@@ -144,12 +144,12 @@ impl Pull {
         self.asked_all
     }
 
-    /// Bytes that were not asked for yet.
+    /// Bytes that were not requested yet.
     pub(super) fn unasked(&self) -> u64 {
         self.wish.bytes - self.asked
     }
 
-    /// The next part: its spans and their bytes, at most `most`. One without bytes asks for nothing but the publication.
+    /// The next part: its spans and their bytes, at most `most`. A part of 0 bytes only asks which publication there is.
     pub(super) fn cut(&mut self, most: u64) -> (Vec<Span>, u64) {
         let (mut spans, mut bytes) = (Vec::new(), 0);
         while bytes < most

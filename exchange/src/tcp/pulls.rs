@@ -48,7 +48,7 @@ impl Pulls {
         self.outstanding.insert(pull.id, pull);
     }
 
-    /// Bytes that were asked for and are not here.
+    /// Bytes that were requested and have not come.
     pub(super) fn asked_bytes(&self) -> u64 {
         self.asked_bytes
     }
@@ -123,7 +123,8 @@ impl Pulls {
         Ok(bytes)
     }
 
-    /// Whether what has landed is not of the publication that the next part is of; it is from now on where nothing has.
+    /// Whether the bytes that have landed are of another publication than the next part. Where none have landed, the pull takes
+    /// the new publication.
     fn is_of_another_publication(&mut self, publication: u64) -> bool {
         let Some(pull) = self.target() else { return false };
         *pull.publication.get_or_insert(publication) != publication

@@ -54,7 +54,7 @@ impl Tcp {
         }
     }
 
-    /// How long nothing is due.
+    /// How long a poll may sleep before something is due.
     fn sleep(&self, until: Option<Instant>, now: Instant) -> Option<Duration> {
         let caller = until.map(|it| it.saturating_duration_since(now));
         let clock = self.clock.now();
@@ -63,7 +63,7 @@ impl Tcp {
     }
 
     fn wait(&self, timeout: Option<Duration>) -> Vec<(u64, EventFlags)> {
-        // A time that does not fit is far enough away to wait without one.
+        // An instant that overflows is far enough away to wait without a limit.
         let timeout = timeout.and_then(|it| Timespec::try_from(it).ok());
         let mut room = [MaybeUninit::uninit(); READY];
         match epoll::wait(&self.epoll, &mut room, timeout.as_ref()) {
@@ -117,7 +117,7 @@ impl Tcp {
         }
     }
 
-    /// After a turn of a link: closes it if it failed, else waits for what it waits for.
+    /// After a link's turn: closes the link if it failed, else tells the poll what the link waits for.
     fn settle(&mut self, peer: PeerId, token: u64, result: Result<(), LinkError>) {
         if let Err(error) = result.and_then(|()| self.update_interest(token).map_err(LinkError::Io))
         {
@@ -148,7 +148,7 @@ impl Tcp {
         Ok(epoll::add(&self.epoll, source, EventData::new_u64(token), EventFlags::IN)?)
     }
 
-    /// Lets a poll end when a descriptor is readable that is no link's. It is forgotten when it is closed.
+    /// Watches a descriptor that is no link's: a poll ends when it is readable. Closing the descriptor removes it.
     pub(crate) fn watch_device(&self, source: impl AsFd) -> io::Result<()> {
         self.watch(source, DEVICE)
     }

@@ -1,8 +1,8 @@
 //! Encryption of links: TLS 1.3 below the greeting.
 //!
-//! In: whether it is wanted. Out: both ends of a channel, and what only these two ends know of it. A process makes its key when
-//! it starts; nobody certifies it, and it is used for nothing else. Trust comes from the greeting: both proofs of the job's
-//! secret cover the channel's own secret, so whoever stands between two processes has two channels and can prove neither.
+//! In: whether links are encrypted. Out: both ends of a channel, and a secret that only these two ends know. Each process makes a
+//! key when it starts. Nobody certifies the key, and it has no other use. Trust comes from the greeting: both proofs of the job's
+//! secret cover the channel's own secret, so a man in the middle has two channels and can prove neither.
 //!
 //! One version, one cipher and one group: nothing is negotiated. rustls with ring does it, as for the control service.
 //!
@@ -120,7 +120,7 @@ pub(super) fn secret(connection: &Connection) -> Result<[u8; 32], Error> {
     connection.export_keying_material([0; 32], LABEL, None)
 }
 
-/// Accepts any key whose owner holds it; the greeting then shows whose it is.
+/// Accepts any key whose owner holds it. The greeting then proves who the owner is.
 #[derive(Debug)]
 struct AnyKey {
     crypto: Arc<CryptoProvider>,

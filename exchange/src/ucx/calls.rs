@@ -1,8 +1,8 @@
-//! How UCX is called and calls back: parameters of requests, what it answers at once, and what its callbacks leave.
+//! The calling convention of UCX: parameters of requests, immediate answers, and what callbacks leave behind.
 //!
-//! In: what UCX gives to callbacks. Out: a queue that whoever makes progress takes in.
+//! In: what UCX passes to callbacks. Out: a queue that is read after each turn of progress.
 //!
-//! Invariant: a note is given back once, by the callback or by who began the request.
+//! Invariant: a callback's note is freed once: by the callback, or by the code that began the request.
 
 #![allow(unsafe_code)]
 
@@ -12,20 +12,20 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use cadre_ucx_sys::bindings as b;
 
-/// Zeros behind what a peer says, so that UCX reads no other memory when a length in it lies.
+/// Zeros behind a peer's bytes, so that UCX reads no other memory when a length in them is wrong.
 const MARGIN: usize = 4096;
 
-/// What callbacks leave.
+/// The queue that callbacks write.
 #[derive(Default)]
 pub(super) struct Told {
     pub(super) done: Vec<(u64, b::ucs_status_t)>,
-    /// Endpoints that failed.
+    /// Endpoints that have failed.
     pub(super) failed: Vec<(usize, b::ucs_status_t)>,
 }
 
 pub(super) type Queue = Mutex<Told>;
 
-/// What a callback of a read gets.
+/// The argument of a read's callback.
 pub(super) struct Note {
     pub(super) queue: Arc<Queue>,
     pub(super) get: u64,
@@ -79,7 +79,7 @@ pub(super) fn request(
     }
 }
 
-/// What UCX has answered: done, a request, or an error.
+/// The immediate answer of a UCX call: done, a request, or an error.
 pub(super) fn taken(
     status: b::ucs_status_ptr_t,
 ) -> Result<Option<NonNull<c_void>>, b::ucs_status_t> {

@@ -1,8 +1,9 @@
-//! How ends are closed, and with them reads that nobody can call back.
+//! Closes endpoints by force, and with them reads that nobody can cancel.
 //!
 //! In: ends that are given up. Out: the ends of all their reads: at once, or when UCX has ended them.
 //!
-//! Invariant: when a closed end is over, nothing is written for its reads any more. Until then it stays, and other ends go on.
+//! Invariant: when the close of an endpoint is over, nothing writes for its reads any more. Until then it lingers, and other
+//! endpoints go on.
 
 #![allow(unsafe_code)]
 
@@ -17,8 +18,8 @@ use super::calls::{request, taken};
 use super::net::{Done, End, EndId, GetId, Net, Reading};
 
 impl End {
-    /// Begins to close it by force, unless that was done. Keys that no read uses are destroyed first, as UCX asks for; others when
-    /// their reads have ended.
+    /// Begins to close the endpoint by force, unless that has begun. Destroys keys that no read uses first, as UCX demands. The
+    /// other keys are destroyed when their reads have ended.
     fn close(&mut self, of: &b::Functions) {
         if std::mem::replace(&mut self.is_closed, true) {
             return;
@@ -50,7 +51,7 @@ impl End {
         true
     }
 
-    /// Frees the request of its close, also of one that has not ended: UCX frees that later.
+    /// Frees the request of its close. If the close has not ended, UCX frees it later.
     fn free_close(&mut self, of: &b::Functions) {
         if let Some(closing) = self.closing.take() {
             // SAFETY: it was not freed yet, and nobody else has it.
@@ -68,8 +69,8 @@ impl End {
 }
 
 impl Net {
-    /// Closes an end by force, and waits a little for that. For a read of it that [`Self::done`] has not told then, something may
-    /// still be written: the end lingers until UCX has ended all its reads. No other end is touched.
+    /// Closes an endpoint by force, and waits a short time for that. Reads that [`Self::done`] has not returned by then may still
+    /// write: the endpoint lingers until UCX has ended them all. No other endpoint is affected.
     pub(crate) fn close(&mut self, end: EndId) {
         let Some(reading) = &mut self.reading else { return };
         let Some(it) = reading.ends.get_mut(&end.0).filter(|it| !it.is_closed) else { return };
@@ -100,8 +101,8 @@ impl Net {
         });
     }
 
-    /// Ends the reading worker with all its ends: after this nothing is written for any of its reads, and [`Self::lost`] tells the
-    /// ends that were not closed. For ends that linger for too long.
+    /// Destroys the reading worker with all its endpoints, because some linger for too long. After this nothing writes for its
+    /// reads. [`Self::lost`] returns the endpoints that were not closed themselves.
     pub(crate) fn cut(&mut self) {
         self.collect();
         let Some(Reading { worker, queue, mut ends, gets, .. }) = self.reading.take() else {

@@ -15,14 +15,14 @@ use cadre_ucx_sys::{Ucx, bindings as b};
 use super::{Transports, UcxError};
 use crate::shared::Stretch;
 
-/// See the module.
+/// The UCX context of this process.
 pub(super) struct Context {
     pub(super) ucx: &'static Ucx,
     handle: b::ucp_context_h,
     memories: Vec<(b::ucp_mem_h, Stretch)>,
-    /// Memories of this process that reads may write to, by their first byte.
+    /// Memory of this process that reads may write to, by the address of its first byte.
     held: BTreeMap<usize, (b::ucp_mem_h, Stretch)>,
-    /// Whether a worker is left in it that nobody may end: then it stays until the process ends.
+    /// Whether the context has a worker that must not be destroyed. Then the context stays until the process ends.
     pub(super) is_abandoned: bool,
 }
 
@@ -59,7 +59,8 @@ impl Context {
         call(self.ucx, "make a worker", status).map(|()| worker)
     }
 
-    /// Lets readers who get these bytes, at most `longest`, read a memory, as long as this lives. On an error nothing of it stays.
+    /// Registers memory that readers may read, as long as this lives, and returns its key of at most `longest` bytes. On an error
+    /// nothing stays registered.
     pub(super) fn show(&mut self, memory: Stretch, longest: usize) -> Result<Vec<u8>, UcxError> {
         let of = &self.ucx.functions;
         let may = b::UCP_MEM_MAP_PROT_LOCAL_READ | b::UCP_MEM_MAP_PROT_REMOTE_READ;
@@ -80,7 +81,7 @@ impl Context {
         key
     }
 
-    /// Lets reads of this process write a memory, as long as this lives.
+    /// Registers memory that reads of this process may write, as long as this lives.
     pub(super) fn hold(&mut self, memory: Stretch) -> Result<(), UcxError> {
         let may = b::UCP_MEM_MAP_PROT_LOCAL_READ | b::UCP_MEM_MAP_PROT_LOCAL_WRITE;
         let handle = self.register(&memory, may)?;
@@ -88,14 +89,14 @@ impl Context {
         Ok(())
     }
 
-    /// What a byte lies in that reads may write, and how many bytes from there on.
+    /// The registered memory that a byte lies in, and the contiguous bytes from there on.
     pub(super) fn held(&self, at: usize) -> Option<(b::ucp_mem_h, usize)> {
         let (start, (handle, memory)) = self.held.range(..=at).next_back()?;
         let end = start + memory.len_bytes();
         (at < end).then(|| (*handle, end - at))
     }
 
-    /// Registers a memory, which is to be kept until it is no longer registered.
+    /// Registers memory. The caller keeps it mapped until it is deregistered.
     fn register(&self, memory: &Stretch, prot: c_uint) -> Result<b::ucp_mem_h, UcxError> {
         let params = b::ucp_mem_map_params_t {
             field_mask: b::UCP_MEM_MAP_PARAM_FIELD_ADDRESS
@@ -129,7 +130,7 @@ impl Context {
         Ok(copy)
     }
 
-    /// How many memories readers can read, and to how many reads may write.
+    /// Number of memories that readers can read, and of those that reads may write.
     #[cfg(test)]
     pub(super) fn memories(&self) -> [usize; 2] {
         [self.memories.len(), self.held.len()]

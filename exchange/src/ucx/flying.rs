@@ -1,6 +1,6 @@
-//! A pull whose bytes are read by UCX: it is kept here while something may be written for it.
+//! A pull whose bytes UCX reads. It is kept here while something may write to its landing.
 //!
-//! In: a claimed pull, and where its bytes are. Out: reads, and the pull when none is under way.
+//! In: a claimed pull, and where its bytes are. Out: reads, and the pull when it has no read in flight.
 //!
 //! Invariant: the landing of a pull stays where it is from its claim to its end, and its bytes are the target of this pull alone; so
 //! a read may write there as long as the pull is here.
@@ -38,12 +38,12 @@ impl Flying {
         tcp.watch_anew(&mut self.pull);
     }
 
-    /// Which publication it is to bring.
+    /// The publication that the pull has to bring.
     pub(crate) fn is_to_be_of(&mut self, number: u64) {
         self.pull.is_to_be_of(number);
     }
 
-    /// Whether reads are under way.
+    /// Whether reads of the pull are in flight.
     pub(crate) fn is_flying(&self) -> bool {
         self.flying > 0
     }
@@ -53,8 +53,8 @@ impl Flying {
         self.pull.is_whole()
     }
 
-    /// Begins to read the next bytes, at most `most`. `place` says where a byte of the region is, and how many can be read from there
-    /// in one piece. An error ends the way; what was begun before it goes on.
+    /// Begins to read the next bytes, at most `most`. `place` returns where a byte of the region is, and the contiguous bytes
+    /// from there on. An error ends the way; reads that began before go on.
     pub(crate) fn go_on(
         &mut self,
         tcp: &mut Tcp,
@@ -95,7 +95,7 @@ impl Flying {
         self.flying -= 1;
     }
 
-    /// The pull, when nothing is written for it any more.
+    /// Returns the pull once nothing writes for it any more.
     ///
     /// # Panics
     ///

@@ -19,7 +19,7 @@ pub(crate) use self::flying::Flying;
 pub(crate) use self::net::{Done, EndId, GetId, KeyId, Net, Read};
 use crate::ucx_error::UcxError;
 
-/// Over what UCX moves bytes. We name it; the environment does not.
+/// The transports that UCX may use. They are named here and not taken from UCX's environment variables.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Transports {
     /// RDMA of a network card, between machines.
@@ -31,7 +31,8 @@ pub enum Transports {
     Sockets,
 }
 
-/// Since when reads without the owner's processor know errors of peers in UCX's newer protocols; before, its older ones do.
+/// First UCX version whose newer protocols report errors of peers for RDMA reads. Earlier versions have to use the older
+/// protocols.
 const NEW_PROTOCOLS: (u32, u32) = (1, 19);
 
 impl Transports {
@@ -56,7 +57,7 @@ impl Transports {
         }
     }
 
-    /// As UCX calls them.
+    /// Names of the transports, as UCX spells them.
     pub(crate) fn names(self) -> &'static str {
         match self {
             Self::Rdma => "rc,dc",
@@ -65,11 +66,11 @@ impl Transports {
         }
     }
 
-    /// What is set for them, whatever the environment says.
+    /// Settings that override the environment.
     fn settings(self, (major, minor, _): (u32, u32, u32)) -> Vec<(&'static str, &'static str)> {
         let is_new = (major, minor) >= NEW_PROTOCOLS;
         let mut all = vec![
-            // What it would print there is said by us, once.
+            // Cadre logs once itself what UCX would print there.
             ("LOG_LEVEL", "fatal"),
             ("TLS", self.names()),
             ("PROTO_ENABLE", if is_new { "y" } else { "n" }),
@@ -81,8 +82,8 @@ impl Transports {
     }
 }
 
-/// Whether reads over an endpoint are done by network cards alone, by what UCX prints of it: lanes with what they are for, and
-/// where it does not say so of lanes for reads (1.13 to 1.18, older protocols), a line `get[N]` for each of those.
+/// Whether network cards alone do the reads over an endpoint, by what UCX prints of it. It prints lanes with their uses. Where it
+/// names no lanes for reads (1.13 to 1.18, older protocols), it prints a line `get[N]` for each of them.
 pub(crate) fn is_rdma(printed: &str) -> bool {
     let gets: Vec<_> = printed.lines().filter_map(|it| number(it, "get[")).collect();
     let reads = |line: &&str| {

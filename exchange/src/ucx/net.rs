@@ -8,11 +8,12 @@
 //!    └─ reading ── ends: one for each owner ── keys of its memories ── reads under way
 //! ```
 //!
-//! There is no way to call a read back but to close its end by force, and where UCX emulates reads even that waits for the owner.
-//! So a close waits a little, and an end may linger after it: its reads are told as they end. One that lingers for too long can be
-//! ended with the reading worker and all its ends. Readers of this process are not disturbed: they are served by the other worker.
+//! UCX can cancel a read only by closing its endpoint by force, and where it emulates reads even that waits for the owner. So a
+//! close waits a short time, and the endpoint may linger after it: its reads are returned as they end. An endpoint that lingers
+//! for too long can be destroyed together with the reading worker and all its endpoints. Readers of this process are not
+//! disturbed, since the other worker serves them.
 //!
-//! Invariant: a read is told once, by [`Net::begin`] or by [`Net::done`], and after that nothing is written for it.
+//! Invariant: the end of a read is returned once, by [`Net::begin`] or by [`Net::done`], and after that nothing writes for it.
 
 #![allow(unsafe_code)]
 
@@ -30,20 +31,20 @@ use super::context::{Context, call};
 use super::{Transports, UcxError};
 use crate::shared::Stretch;
 
-/// Turns of a worker before others have theirs.
+/// Maximum turns of a worker before the rest of the poll is served.
 const TURNS: usize = 256;
 
-/// How long [`Net::close`] waits for the close of an end.
+/// Longest wait of [`Net::close`] for the close of an endpoint.
 const CLOSING: Duration = Duration::from_millis(20);
 
 /// Words of the longest read of [`Net::peek`].
 const WORDS: usize = 64;
 
-/// The way to an owner.
+/// The endpoint to an owner.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) struct EndId(pub(super) u64);
 
-/// Opens a memory of an owner to reads over its end.
+/// The key that opens an owner's memory to reads over one endpoint.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) struct KeyId(usize);
 
@@ -64,11 +65,11 @@ pub(crate) struct Read {
 pub(crate) enum Begun {
     /// The read is over already.
     Over,
-    /// [`Net::done`] tells its end.
+    /// The read is in flight; [`Net::done`] returns its end.
     Flying(GetId),
 }
 
-/// A read that ended.
+/// The end of a read.
 #[derive(Debug)]
 pub(crate) struct Done {
     pub(crate) get: GetId,
@@ -79,7 +80,7 @@ pub(crate) struct Done {
 
 pub(super) struct End {
     pub(super) ep: b::ucp_ep_h,
-    /// Whether `ep` was closed; it may still have reads under way.
+    /// Whether a close of `ep` has begun; reads of it may still be in flight.
     pub(super) is_closed: bool,
     /// The close that is under way.
     pub(super) closing: Option<NonNull<c_void>>,
@@ -93,29 +94,29 @@ type Words = Box<[u64; WORDS]>;
 pub(super) struct Reading {
     pub(super) worker: b::ucp_worker_h,
     pub(super) queue: Arc<Queue>,
-    /// Whether its descriptor ends a wait.
+    /// Whether the worker's descriptor is watched.
     pub(super) is_watched: bool,
     pub(super) ends: BTreeMap<u64, End>,
-    /// Ends that are closed and not over.
+    /// Closed endpoints whose close is not over.
     pub(super) lingering: Vec<EndId>,
-    /// Reads under way: of which end, and their words.
+    /// Reads in flight: the endpoint of each, and the words that it writes.
     pub(super) gets: BTreeMap<u64, (u64, Option<Words>)>,
 }
 
 /// See the module.
 pub(crate) struct Net {
     pub(super) context: Context,
-    /// Whether reads are messages that are answered by the owner's processor and taken in by ours.
+    /// Whether UCX emulates reads by messages, which the processors of owner and reader handle.
     pub(super) emulates: bool,
     pub(super) serving: b::ucp_worker_h,
     pub(super) reading: Option<Reading>,
     pub(super) done: VecDeque<Done>,
     pub(super) failed: VecDeque<(EndId, String)>,
     pub(super) lost: VecDeque<EndId>,
-    /// How long a close waits for the end of all reads.
+    /// Longest wait of a close for its reads.
     pub(crate) closing: Duration,
     pub(super) next: u64,
-    /// Descriptors of workers that were left.
+    /// Descriptors of destroyed or abandoned workers, to be unwatched.
     pub(super) left: Vec<BorrowedFd<'static>>,
 }
 
@@ -143,29 +144,30 @@ impl Net {
         })
     }
 
-    /// Lets readers who get these bytes, at most `longest`, read a memory, as long as this lives. On an error nothing of it stays.
+    /// Registers memory that readers may read, as long as this lives, and returns its key of at most `longest` bytes. On an error
+    /// nothing stays registered.
     pub(crate) fn show(&mut self, memory: Stretch, longest: usize) -> Result<Vec<u8>, UcxError> {
         self.context.show(memory, longest)
     }
 
-    /// Lets reads of this process write a memory, as long as this lives; UCX would register others at each read, and keep them
-    /// registered when they are freed.
+    /// Registers memory that reads of this process may write, as long as this lives. UCX would register other memory at each
+    /// read, and keep it registered after it is freed.
     pub(crate) fn hold(&mut self, memory: Stretch) -> Result<(), UcxError> {
         self.context.hold(memory)
     }
 
-    /// How many bytes from there on one read may write.
+    /// Maximum bytes that one read may write from there on.
     pub(super) fn reach(&self, to: NonNull<u8>) -> usize {
         self.context.held(to.as_ptr() as usize).map_or(usize::MAX, |it| it.1)
     }
 
-    /// How many memories readers can read, and to how many reads may write.
+    /// Number of memories that readers can read, and of those that reads may write.
     #[cfg(test)]
     pub(crate) fn memories(&self) -> [usize; 2] {
         self.context.memories()
     }
 
-    /// What readers get to know of this process.
+    /// The address of the serving worker, for readers.
     pub(crate) fn address(&self) -> Result<Vec<u8>, UcxError> {
         let of = &self.context.ucx.functions;
         let (mut address, mut bytes) = (ptr::null_mut(), 0);
@@ -190,7 +192,7 @@ impl Net {
         Ok(self.reading.as_mut().expect("just made"))
     }
 
-    /// Opens a way to the owner with this address. Whether it is there shows the first read.
+    /// Opens an endpoint to the owner with this address. Only the first read shows whether the owner is there.
     pub(crate) fn connect(&mut self, address: &[u8]) -> Result<EndId, UcxError> {
         let id = self.next;
         let ucx = self.context.ucx;
@@ -225,7 +227,7 @@ impl Net {
         Ok(EndId(id))
     }
 
-    /// Takes what an owner says of a memory.
+    /// Unpacks the key of an owner's memory.
     pub(crate) fn unpack(&mut self, end: EndId, key: &[u8]) -> Result<KeyId, UcxError> {
         let gone = UcxError::Call { what: "use a key", why: "its way is closed".to_owned() };
         let end = self.reading.as_mut().and_then(|it| it.ends.get_mut(&end.0)).ok_or(gone)?;
@@ -315,7 +317,7 @@ impl Net {
         }
     }
 
-    /// Lets both workers do what they can: whether there may be more.
+    /// Makes progress with both workers. Returns whether more can be done at once.
     pub(crate) fn progress(&mut self) -> bool {
         let mut is_more = false;
         let reading = self.reading.as_ref().map_or(ptr::null_mut(), |it| it.worker);
@@ -339,7 +341,7 @@ impl Net {
         is_more
     }
 
-    /// Takes in what callbacks have left.
+    /// Handles what callbacks have left.
     pub(super) fn collect(&mut self) {
         let Some(reading) = &mut self.reading else { return };
         let told = {
@@ -364,17 +366,17 @@ impl Net {
         }
     }
 
-    /// The next read that has ended.
+    /// The next read that ended.
     pub(crate) fn done(&mut self) -> Option<Done> {
         self.done.pop_front()
     }
 
-    /// The next end whose owner is gone; it is to be closed.
+    /// The next endpoint that has failed because its owner is gone. The caller closes it.
     pub(crate) fn failed(&mut self) -> Option<(EndId, String)> {
         self.failed.pop_front()
     }
 
-    /// The next end that went with another one, by [`Self::cut`]: nothing is wrong with its owner.
+    /// The next endpoint that [`Self::cut`] destroyed together with another one. Nothing is wrong with its owner.
     pub(crate) fn lost(&mut self) -> Option<EndId> {
         self.lost.pop_front()
     }

@@ -1,8 +1,8 @@
-//! How workers of UCX end a wait of the thread that has them.
+//! Descriptors by which UCX workers end the wait of their thread.
 //!
 //! In: whoever waits. Out: descriptors to wait for. Nothing is read here.
 //!
-//! Invariant: when [`Net::arm`] has said that there is nothing to do, what comes next makes a descriptor readable.
+//! Invariant: once [`Net::arm`] has returned that there is nothing to do, the next event makes a descriptor readable.
 
 #![allow(unsafe_code)]
 
@@ -16,12 +16,12 @@ use super::context::call;
 use super::net::Net;
 
 impl Net {
-    /// The next descriptor that is to wake nobody any more.
+    /// The next descriptor to be unwatched.
     pub(crate) fn left(&mut self) -> Option<BorrowedFd<'static>> {
         self.left.pop()
     }
 
-    /// Readies the descriptors to wake who waits for them: false where there is something to do already.
+    /// Readies the descriptors that end a wait. Returns false where there is something to do already.
     pub(crate) fn arm(&mut self) -> bool {
         if !self.done.is_empty() {
             return false;
@@ -33,12 +33,12 @@ impl Net {
         })
     }
 
-    /// What becomes readable when there is something to do for readers of this process.
+    /// The descriptor of the serving worker. It is readable when a reader needs an answer.
     pub(crate) fn serving(&self) -> Result<BorrowedFd<'_>, UcxError> {
         self.descriptor(self.serving)
     }
 
-    /// Lets `watch` have what becomes readable when there is something to do for ends, unless it has it.
+    /// Passes the descriptor of the reading worker to `watch`, unless it is watched already.
     pub(crate) fn watch_reading(
         &mut self,
         watch: impl FnOnce(BorrowedFd<'_>) -> std::io::Result<()>,
@@ -55,7 +55,7 @@ impl Net {
         Ok(())
     }
 
-    /// How many ends there are.
+    /// Number of endpoints.
     #[cfg(test)]
     pub(crate) fn ends(&self) -> usize {
         self.reading.as_ref().map_or(0, |it| it.ends.len())

@@ -1,9 +1,9 @@
 //! Types, constants and functions of `ucp/api/ucp.h` and `ucs/type/status.h`, UCX 1.13: those that are called, and no others.
 //!
-//! By hand, after the output of `bindgen wrapper.h --dynamic-loading UcpLib --default-enum-style consts --no-prepend-enum-name`
-//! over `#include <ucp/api/ucp.h>`. What each is says the header.
+//! Written by hand, after the output of `bindgen wrapper.h --dynamic-loading UcpLib --default-enum-style consts
+//! --no-prepend-enum-name` over `#include <ucp/api/ucp.h>`. The header documents each item.
 //!
-//! Invariant: every structure begins with its mask, or is one that says by a mask which fields count.
+//! Invariant: every structure has a mask that says which of its fields count.
 
 #![allow(missing_docs, non_camel_case_types)]
 
@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 
 /// `ucs_status_t`; an enumeration of one byte.
 pub type ucs_status_t = i8;
-/// Null: done. A small negative number: an error. Else a request.
+/// Null means done, a small negative number an error, anything else a request.
 pub type ucs_status_ptr_t = *mut c_void;
 
 pub const UCS_OK: ucs_status_t = 0;
@@ -143,7 +143,7 @@ pub struct ucp_request_param_t {
     pub op_attr_mask: u32,
     pub flags: u32,
     pub request: *mut c_void,
-    /// A union of callbacks; ours is that of sends.
+    /// A union of callbacks; this is the one of sends.
     pub cb: ucp_send_nbx_callback_t,
     pub datatype: u64,
     pub user_data: *mut c_void,
@@ -162,11 +162,11 @@ macro_rules! functions {
         }
 
         impl Functions {
-            /// All of them, by their names, or the first name that is not there.
+            /// Loads all functions by their names. The error is the first name that is missing.
             ///
             /// # Safety
             ///
-            /// What `find` finds is the function of that name, and stays.
+            /// `find` returns the address of the function of that name, and the function stays loaded.
             pub(crate) unsafe fn find(
                 find: impl Fn(&'static str) -> Option<*mut c_void>,
             ) -> Result<Self, &'static str> {

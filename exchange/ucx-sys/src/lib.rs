@@ -1,4 +1,4 @@
-//! What Cadre calls of UCX: types and functions of its C header, from a library that is found when the program runs.
+//! The types and functions of UCX's C header that Cadre calls. The library is opened when the program runs.
 //!
 //! In: nothing; the library is where the loader finds `libucp.so.0`. Out: [`ucx`], or one line that says why there is none. No UCX
 //! is needed to build, and a machine without one runs the program all the same.
@@ -6,8 +6,8 @@
 //! [`bindings`] are the header's, by hand: only what is called, as UCX 1.13 has it (BSD-3-Clause). Later versions of the library add
 //! fields behind bits that we do not set. `tests/header.rs` compares them with the header where it is installed.
 //!
-//! This crate calls nothing but what it needs to know the library. Who calls more keeps UCX's rules: `cadre-exchange` does, in
-//! `src/ucx`.
+//! This crate calls only what it needs to check the library. Callers of the other functions keep UCX's rules: `cadre-exchange`
+//! does, in `src/ucx`.
 //!
 //! Invariant: a process opens one library, once, and never closes it.
 

@@ -1,12 +1,12 @@
-//! The library: found, checked, opened once.
+//! Finds the UCX library, checks it, and opens it once.
 //!
 //! In: the loader's path. Out: its functions and version, or why there is none.
 //!
-//! It is opened so that an UCX which another part of the process has brought (torch, MPI, NIXL) cannot take the place of its
-//! symbols (`RTLD_LOCAL`, `RTLD_DEEPBIND`). Two copies of libucs in one process still share signals and hooks of memory, so that is
-//! refused. Handlers of signals that the library has set when it was opened are taken back.
+//! It is opened with `RTLD_LOCAL` and `RTLD_DEEPBIND`, so that the UCX of another part of the process (torch, MPI, NIXL) cannot
+//! replace its symbols. Two copies of libucs in one process still share signals and memory hooks, so a second copy is refused.
+//! Signal handlers that the library sets while it is opened are restored.
 //!
-//! Invariant: what was opened stays open as long as the process.
+//! Invariant: an opened library stays open as long as the process.
 
 use std::collections::BTreeSet;
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
@@ -17,10 +17,10 @@ use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
 
 use crate::bindings::{Functions, ucs_status_t};
 
-/// The oldest version whose functions and structures are those of the bindings.
+/// The oldest version that the bindings fit.
 pub const OLDEST: (u32, u32) = (1, 13);
 
-/// Symbols of the library's own dependencies come before those of the process.
+/// `dlopen` flag: the library's own dependencies resolve its symbols before those of the process.
 const RTLD_DEEPBIND: c_int = 8;
 
 unsafe extern "C" {
@@ -35,7 +35,7 @@ pub enum Absent {
     /// The loader does not find it.
     #[error("UCX cannot be opened ({reason}): install libucx0 (Debian) or ucx (RPM)")]
     NotOpened {
-        /// What the loader says.
+        /// The loader's message.
         reason: String,
     },
     /// The library is too old.
@@ -43,28 +43,28 @@ pub enum Absent {
         "UCX {version} is too old: install {}.{} or newer", OLDEST.0, OLDEST.1
     )]
     Old {
-        /// What is there.
+        /// The version that was found.
         version: String,
     },
-    /// The library is no UCX, or not whole.
+    /// A library of this name is no UCX, or lacks a function.
     #[error("the UCX library lacks {symbol}: install a whole UCX {}.{} or newer", OLDEST.0, OLDEST.1)]
     Lacks {
-        /// What is missing.
+        /// The missing function.
         symbol: &'static str,
     },
-    /// Another one is in the process.
+    /// Another UCX is mapped in the process.
     #[error(
         "this process has two copies of UCX ({paths}): run with one, or without --exchange ucx"
     )]
     Second {
-        /// Where they are.
+        /// Paths of its files.
         paths: String,
     },
 }
 
 /// An UCX.
 pub struct Ucx {
-    /// What can be called.
+    /// The functions of the library.
     pub functions: Functions,
     version: (u32, u32, u32),
     _library: Library,
@@ -76,7 +76,7 @@ impl fmt::Debug for Ucx {
     }
 }
 
-/// The UCX of this machine, opened by whoever asks first.
+/// The UCX of this machine. The first call opens it.
 ///
 /// # Errors
 ///
@@ -99,9 +99,9 @@ pub fn ucx() -> Result<&'static Ucx, &'static Absent> {
 /// Refuses a second libucs that is mapped.
 fn one_copy(maps: &str) -> Result<(), Absent> {
     let is_ucs = |path: &&str| path.rsplit('/').next().is_some_and(|it| it.starts_with("libucs"));
-    // The path is the sixth field; names that are no paths have no slash.
+    // The path is the sixth field. Names of mappings without a file have no slash.
     let paths = maps.lines().filter_map(|it| it.find('/').map(|at| &it[at..]));
-    // Libraries of signals, profiles and the like are parts of one UCX.
+    // Libraries of signals, profiling and the like belong to the same UCX.
     let whole = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or_default();
         name.starts_with("libucs.so") || name.starts_with("libucs-")
@@ -120,7 +120,7 @@ impl Ucx {
         // SAFETY: what its constructors do is UCX's; it is opened as every program does that is linked with it.
         let library = unsafe { Library::open(Some(name.as_ref()), flags) };
         let library = library.map_err(|error| {
-            // What the loader says stands behind its words.
+            // The loader's own message follows its prefix.
             let reason = std::error::Error::source(&error).map(ToString::to_string);
             Absent::NotOpened { reason: reason.unwrap_or_else(|| error.to_string()) }
         })?;
@@ -130,7 +130,7 @@ impl Ucx {
             Some(found.as_raw_ptr()).filter(|it| !it.is_null())
         };
         let lacks = |symbol| Absent::Lacks { symbol };
-        // Before all others: an older one lacks some of them.
+        // The version is checked before the other functions: an older library lacks some of them.
         let version = find("ucp_get_version").ok_or(lacks("ucp_get_version"))?;
         let version = {
             type Version = unsafe extern "C" fn(*mut u32, *mut u32, *mut u32);
@@ -162,7 +162,7 @@ impl Ucx {
         self.version
     }
 
-    /// What a status means.
+    /// UCX's text for a status.
     pub fn meaning(&self, status: ucs_status_t) -> String {
         // SAFETY: it takes any number.
         let text = unsafe { (self.functions.ucs_status_string)(status) };
@@ -173,7 +173,7 @@ impl Ucx {
         unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
     }
 
-    /// What a function of UCX prints to a stream (`FILE *`).
+    /// What a UCX function prints to a stream (`FILE *`).
     pub fn printed(&self, print: impl FnOnce(&Functions, *mut c_void)) -> String {
         let (mut text, mut bytes) = (std::ptr::null_mut(), 0);
         // SAFETY: both stay until the stream is closed.

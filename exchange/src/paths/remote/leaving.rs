@@ -1,9 +1,10 @@
-//! How a way is left: closed by force, and what becomes of its pulls.
+//! Closes ways by force, and decides what becomes of their pulls.
 //!
-//! In: reasons, time. Out: pulls that go over their link, wait for a new way, or end. Where UCX must be taken, a way that cannot be had
-//! closes the link; a deadline closes none. A way that goes with another one's end is opened anew at once.
+//! In: reasons, time. Out: pulls that go over their link, wait for a new way, or end. Where the owner demands UCX, a way that
+//! cannot be opened closes the link; a deadline never does. A way that was closed together with another one is opened again at
+//! once.
 //!
-//! Invariant: a pull for which something may still be written goes to [`super::left`], and nowhere else.
+//! Invariant: a pull that UCX may still write for moves to [`super::left`], and nowhere else.
 
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
@@ -17,11 +18,11 @@ use crate::provider::{Event, Provider as _, PullError, PullId};
 use crate::tcp::Pull;
 use crate::ucx::{EndId, Flying};
 
-/// Turns of UCX, each of many reads, before something is called late.
+/// Maximum turns of UCX, each of many reads, before pulls are called late.
 const MOST_TURNS: usize = 64;
 
 impl Remote {
-    /// Before when nothing is late.
+    /// The first time at which a pull or a look may be late. None while nothing waits.
     pub(in crate::paths) fn next_late(&self) -> Option<Instant> {
         let waiting = self.waiting.iter().map(Pull::late_at);
         let reading = self.deadlines.first().map(|it| it.0);
@@ -54,8 +55,8 @@ impl Remote {
         late
     }
 
-    /// Closes the endpoint of a peer and takes its pulls: those for which UCX writes nothing any more, and of the others, which
-    /// are kept, their numbers.
+    /// Closes the endpoint of a peer. Returns the pulls that UCX no longer writes for, and the numbers of those that it may still
+    /// write for, which are kept.
     fn close_end(&mut self, peer: PeerId, now: Instant) -> (Vec<Pull>, Vec<PullId>) {
         if let Some(end) = self.ways.get(&peer).and_then(Way::end) {
             self.net.close(end);
@@ -86,8 +87,8 @@ impl Remote {
 }
 
 impl Paths {
-    /// Closes the endpoint of a peer and returns its pulls. Of those for which UCX may still write, the numbers: they are kept with a
-    /// new deadline.
+    /// Closes the endpoint of a peer. Returns the pulls that UCX no longer writes for, and the numbers of those that it may still
+    /// write for. The latter are kept with a new deadline.
     pub(super) fn close_way(&mut self, peer: PeerId) -> (Vec<Pull>, Vec<PullId>) {
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return (Vec::new(), Vec::new()) };
@@ -98,7 +99,7 @@ impl Paths {
         (free, kept)
     }
 
-    /// Asks owners for their cards again whose endpoints were closed with others, since nothing is wrong with them.
+    /// Asks for the cards of owners whose endpoints were closed together with another one: nothing is wrong with them.
     pub(super) fn reopen_lost(&mut self) {
         while let Some(end) = self.remote.as_mut().and_then(|it| it.net.lost()) {
             if let Some(peer) = self.remote.as_ref().and_then(|it| it.owner_at(end)) {
@@ -108,7 +109,7 @@ impl Paths {
         }
     }
 
-    /// Lets a pull that has left its way begin again: by the next one where there must be one, else over the link.
+    /// Begins a pull again whose way was left: by the next way where UCX is demanded, else over the link.
     pub(super) fn begin_again(&mut self, mut pull: Pull) {
         match &mut self.remote {
             Some(remote) if remote.required => {
@@ -123,13 +124,13 @@ impl Paths {
         }
     }
 
-    /// Ends what nothing has come for in too long. What is there already counts first: it may be this process that stood still.
+    /// Ends what has waited too long. It first handles what has arrived already, since this process itself may have been stopped.
     pub(super) fn end_late_remote(&mut self, now: Instant) {
         let Some(remote) = &mut self.remote else { return };
         if remote.next_late().is_none_or(|it| it > now) {
             return;
         }
-        // More than windows hold.
+        // More turns than the windows have reads.
         let mut turns = 0..MOST_TURNS;
         while remote.net.progress() && turns.next().is_some() {}
         remote.count_done(now);
@@ -168,7 +169,7 @@ impl Paths {
         let Some(remote) = &mut self.remote else { return };
         let required = remote.required;
         if let Some(way) = remote.ways.get_mut(&peer) {
-            // One that its link takes along has not failed.
+            // A way that closes because its link closed has not failed.
             let is_failure = is_odd || matches!(way.stage, Stage::Open { .. });
             remote.failures += u64::from(is_failure && matches!(onward, Onward::Link(_)));
             way.shut(peer, why, is_odd, now);
@@ -183,7 +184,7 @@ impl Paths {
             match onward {
                 Onward::Link(late) if late.contains(&id) => self.tell_left(id, PullError::Deadline),
                 Onward::Link(_) if closes => self.tell_left(id, PullError::PeerFailed),
-                // It goes on when nothing is written for it any more.
+                // The pull goes on when UCX no longer writes for it.
                 Onward::Link(_) => {}
                 Onward::End(error) => self.tell_left(id, error.clone()),
             }
@@ -241,7 +242,7 @@ impl Paths {
         }
     }
 
-    /// How long nothing of UCX is late.
+    /// How long a poll may sleep before something of UCX is late.
     pub(in crate::paths) fn rest_remote(&self, now: Instant) -> Duration {
         let Some(remote) = &self.remote else { return Duration::MAX };
         let late = remote.next_late().map_or(Duration::MAX, |it| it.saturating_duration_since(now));

@@ -1,4 +1,4 @@
-//! Pulls whose way was left while UCX could still write for them: their landings stay reserved until it has ended that.
+//! Pulls whose way was closed while UCX could still write for them. Their landings stay reserved until UCX has ended their reads.
 //!
 //! In: pulls of a closed endpoint that lingers, ends of their reads, time. Out: pulls that go on by the next way or over the link, or
 //! whose end was told before.
@@ -22,19 +22,19 @@ use crate::provider::{LandingId, PullError, PullId};
 use crate::tcp::{Pull, Tcp};
 use crate::ucx::Flying;
 
-/// Between two looks at endpoints that linger: some that end wake nobody.
+/// Interval at which lingering endpoints are checked: the end of some wakes nobody.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
 /// See the module.
 pub(super) struct Left {
     flying: Flying,
     since: Instant,
-    /// Whether the event of its end was sent.
+    /// Whether the event of the pull's end was sent.
     is_told: bool,
 }
 
 impl Remote {
-    /// Reads of a peer that are under way, whose endpoint was closed: looks are forgotten, and rows are no longer in the windows.
+    /// Handles the reads in flight of a peer whose endpoint was closed: drops looks, and takes rows out of the windows.
     pub(super) fn leave_reads(&mut self, peer: PeerId) {
         let is_theirs = |id: &PullId| self.reading.get(id).is_some_and(|it| it.peer() == peer);
         let mut bytes_left = 0;
@@ -75,14 +75,14 @@ impl Remote {
         self.left.values().any(|it| it.is_told && it.flying.pull().landing() == landing)
     }
 
-    /// A read of a pull that was left has ended.
+    /// A read of such a pull has ended.
     pub(super) fn left_ended(&mut self, id: PullId) {
         if let Some(left) = self.left.get_mut(&id) {
             left.flying.ended();
         }
     }
 
-    /// When something has to be done about pulls that were left.
+    /// The first time at which a pull or an endpoint here is due.
     pub(super) fn next_left(&self) -> Option<Instant> {
         let at = |it: &Left| {
             let end = it.since + PATIENCE;
@@ -91,14 +91,14 @@ impl Remote {
         self.left.values().filter(|it| it.flying.is_flying()).map(at).min()
     }
 
-    /// How long nobody has to look whether endpoints have ended.
+    /// How long a poll may sleep before it has to check lingering endpoints.
     pub(super) fn rest_left(&self) -> Duration {
         if self.left.is_empty() { Duration::MAX } else { LOOK_EVERY }
     }
 }
 
 impl Paths {
-    /// Ends what has waited for too long, and the endpoints with it that linger for too long.
+    /// Ends pulls that are late, and endpoints that linger longer than [`PATIENCE`].
     pub(super) fn end_late_left(&mut self, now: Instant) {
         let Some(remote) = &mut self.remote else { return };
         let late = remote.left.iter().filter(|it| it.1.flying.pull().is_late(now));
@@ -116,7 +116,7 @@ impl Paths {
         }
     }
 
-    /// Tells the end of a pull that was left, unless it was told.
+    /// Sends the event of a pull's end, unless it was sent.
     pub(super) fn tell_left(&mut self, id: PullId, why: PullError) {
         let left = self.remote.as_mut().and_then(|it| it.left.get_mut(&id));
         if let Some(left) = left.filter(|it| !it.is_told) {
@@ -125,7 +125,7 @@ impl Paths {
         }
     }
 
-    /// Tells the end of all pulls from a peer that were left.
+    /// Sends the events of the ends of all pulls from a peer.
     pub(super) fn tell_all_left(&mut self, peer: PeerId, why: &PullError) {
         let left = self.remote.iter().flat_map(|it| &it.left);
         let theirs = left.filter(|it| it.1.flying.pull().peer() == peer);
@@ -134,7 +134,7 @@ impl Paths {
         }
     }
 
-    /// A read of a pull that was left has ended: with the last one nothing is written for it any more.
+    /// Counts an ended read. After the last one, UCX no longer writes for the pull.
     pub(super) fn got_left(&mut self, id: PullId) {
         let Some(remote) = &mut self.remote else { return };
         if remote.left.get(&id).is_none_or(|it| it.flying.is_flying()) {
@@ -149,7 +149,7 @@ impl Paths {
         }
     }
 
-    /// Lets a pull begin again: by a way that is open or being opened where there must be one, else over the link.
+    /// Begins a pull again: by a way that is open or opening where UCX is demanded, else over the link.
     fn go_on(&mut self, mut pull: Pull) {
         if self.remote.as_ref().is_some_and(|it| it.required) {
             pull.begin_anew();

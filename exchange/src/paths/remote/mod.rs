@@ -1,4 +1,4 @@
-//! UCX as a way: what this process shows to readers, what it knows of owners, and the pulls that take it.
+//! UCX as a path for rows: what this process shows to readers, what it knows of owners, and the pulls that use it.
 //!
 //! In: publications; peers that connect and go. Out: rows that network cards have read, or pulls that go over the link after all.
 //!
@@ -45,27 +45,27 @@ use crate::tcp::{Limits, Pull, Tcp};
 use crate::ucx::{Done, GetId, Net, Transports};
 use crate::ucx_error::UcxError;
 
-/// How long an owner may think about what it shows, and about the first look; and how long a closed endpoint may linger.
+/// How long an owner may take to answer with its card or key and to the first look, and how long a closed endpoint may linger.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// What there is where rows take UCX.
+/// State of the UCX path of a process.
 pub(super) struct Remote {
-    /// Before the board, which it reads.
+    /// Declared before the board, so that it is dropped first: its reads write there.
     net: Net,
     pub(super) required: bool,
     transports: Transports,
     pub(super) board: Board,
-    /// It was logged that the board was full.
+    /// Whether it was logged that the board is full.
     said_full: bool,
-    /// Whether rows are shown to readers: once there is one, or where there must be.
+    /// Whether publications are put on the board: once a peer has asked, or from the start where UCX is demanded.
     pub(super) shows: bool,
-    /// Stretches of arenas that readers can get the keys of.
+    /// Registered stretches of arenas whose keys readers can get, by arena and index.
     shown: BTreeSet<(u64, u32)>,
-    /// Stretches of arenas that reads may write.
+    /// Registered stretches of arenas that reads of this process may write, by arena and index.
     held: BTreeSet<(u64, u32)>,
-    /// Where one could not be registered: until when none is tried, and the rest that follows.
+    /// After a failed registration: when the next one is tried, and the pause after that.
     resting: Option<(Instant, Duration)>,
-    /// Why the newest landing could not be registered: its rows come by tcp. None where it could.
+    /// Why the newest landing could not be registered, so that its rows come by TCP. None where it could.
     unheld: Option<String>,
     longest_key: usize,
     ways: BTreeMap<PeerId, Way>,
@@ -73,31 +73,31 @@ pub(super) struct Remote {
     asked: BTreeMap<PullId, Asked>,
     /// Pulls whose rows are being read, in the order in which they began.
     reading: BTreeMap<PullId, Reading>,
-    /// Pulls that were left while UCX could write for them.
+    /// Pulls whose way was closed while UCX could write for them.
     left: BTreeMap<PullId, Left>,
-    /// When which of them may be late.
+    /// Deadlines of pulls: none is late before its time here.
     deadlines: BTreeSet<(Instant, PullId)>,
-    /// Reads under way: what for.
+    /// Reads in flight, with their purpose.
     gets: BTreeMap<GetId, For>,
-    /// Bytes of rows that are under way.
+    /// Bytes of rows in flight.
     flying_bytes: u64,
-    /// Ended reads that are counted and not handled yet.
+    /// Ended reads that the windows count already, to be handled in order.
     done: VecDeque<(For, Done)>,
-    /// Where there is no other way: pulls that wait for theirs.
+    /// Pulls that wait for a way because UCX is demanded.
     waiting: Vec<Pull>,
     limits: Limits,
-    /// Tells what was asked on a way from what was asked on an earlier one to the same peer.
+    /// Counts ways. It tells the answers to an earlier way of the same peer from those to the present one.
     rounds: u64,
-    /// Ways that failed: they were open, or should have been.
+    /// Number of failed ways: they were open, or should have been.
     pub(super) failures: u64,
 }
 
-/// What a peer was asked for over its link.
+/// A request to a peer over its link.
 struct Asked {
     peer: PeerId,
     round: u64,
     landing: LandingId,
-    /// None: its card.
+    /// The stretch whose key was requested; none for the peer's card.
     stretch: Option<(u64, u32)>,
 }
 
@@ -107,9 +107,9 @@ enum For {
     Look(PeerId, u64),
     /// A look for a pull.
     Entry(PullId),
-    /// A number of bytes of a pull.
+    /// Reads this many bytes of a pull's rows.
     Rows(PullId, u64),
-    /// Bytes of a pull that was left.
+    /// Reads rows of a pull whose way was closed.
     Left(PullId),
 }
 
@@ -131,7 +131,7 @@ enum Use {
     Hold,
 }
 
-/// Stretches of its arena that the first `bytes` bytes of a part lie in, each by the arena's number and its own.
+/// The stretches that the first `bytes` bytes of a part lie in, each as arena number and index.
 fn stretches(part: &Part, bytes: u64) -> impl Iterator<Item = (u64, u32)> + use<> {
     let number = part.arena().number;
     let (first, end) = (part.at() / STRETCH_BYTES, (part.at() + bytes).div_ceil(STRETCH_BYTES));
@@ -196,7 +196,7 @@ impl Remote {
         })
     }
 
-    /// Puts a publication on the board, if readers can have the keys of its memory. Another one of the key was withdrawn.
+    /// Puts a publication on the board if its memory can be registered. The caller has withdrawn earlier publications of the key.
     pub(super) fn publish(&mut self, tcp: &mut Tcp, key: RegionKey, number: u64, memory: &Buffer) {
         let Some(part) = memory.part().filter(|_| self.shows) else { return };
         for place in stretches(part, memory.len_bytes() as u64) {
@@ -217,7 +217,8 @@ impl Remote {
         }
     }
 
-    /// Registers the arenas that a landing lies in: whether reads may write to it. Memory that lies in none is left to UCX.
+    /// Registers the arena stretches of a landing. Returns whether reads may write to it. Memory outside of arenas is left to
+    /// UCX.
     pub(super) fn hold(&mut self, tcp: &mut Tcp, landing: LandingId) -> bool {
         let Ok(memory) = tcp.landed(landing) else { return false };
         let Some(part) = memory.part() else { return true };
@@ -228,8 +229,8 @@ impl Remote {
         new.into_iter().all(|(place, stretch)| self.register(tcp, place, stretch, Use::Hold))
     }
 
-    /// Registers a stretch, but not soon after one could not be registered: that costs time, and the reason, as a rule a limit of
-    /// locked memory, is the same for all. Whether it was done.
+    /// Registers a stretch and returns whether that succeeded. After a failure it pauses: a try costs time, and the usual reason,
+    /// the limit of locked memory, holds for all stretches.
     fn register(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch, what: Use) -> bool {
         let now = tcp.now();
         if self.resting.is_some_and(|it| now < it.0) {
@@ -275,7 +276,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Readies the descriptors to end a wait: false where there is something to do already.
+    /// Readies the descriptors that end a wait. Returns false where there is something to do already.
     pub(super) fn arm(&mut self) -> bool {
         self.done.is_empty() && self.net.arm()
     }

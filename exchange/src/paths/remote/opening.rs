@@ -1,8 +1,8 @@
-//! How a way is opened: what its owner says of itself, its first read, and the keys of its memory.
+//! Opens ways: pulls the owner's card, looks at its board once, and fetches the keys of its memory.
 //!
-//! In: peers that connect, what they say over links. Out: ways that are open, or left.
+//! In: connected peers, and their cards and keys. Out: ways that are open, or shut.
 //!
-//! Invariant: what a peer says counts for the way that it was asked for alone.
+//! Invariant: an answer counts only for the way that asked for it.
 
 use std::collections::BTreeSet;
 use std::time::Instant;
@@ -20,10 +20,10 @@ use crate::shared::{ENTRY_BYTES, Found};
 use crate::ucx::{Transports, is_rdma};
 
 impl Remote {
-    /// How rows of a peer come now.
+    /// The path that a peer's rows take now.
     pub(in crate::paths) fn path(&self, peer: PeerId) -> Option<Path> {
         let path = self.ways.get(&peer).map(Way::path);
-        // Where a way is open, but landings cannot be written by reads, rows take the link all the same.
+        // Rows take the link, though a way is open, while landings cannot be registered.
         path.map(|it| if it == Path::Ucx && self.falls_back() { Path::Tcp } else { it })
     }
 
@@ -47,7 +47,7 @@ impl Remote {
 impl Paths {
     /// Asks a peer for its card.
     pub(in crate::paths) fn ask_card(&mut self, peer: PeerId) {
-        // Those for which UCX may still write begin again later.
+        // Pulls that UCX may still write for begin again later.
         let (left, _) = self.close_way(peer);
         let Some(remote) = &mut self.remote else { return };
         remote.rounds += 1;
@@ -60,7 +60,7 @@ impl Paths {
         self.ask_owner(peer, round, CARD, CARD_BYTES, None);
     }
 
-    /// The same, unless it was asked already and a rest is not over.
+    /// Asks a peer for its card, unless it was asked already or the way's pause is not over.
     pub(in crate::paths) fn ask_card_if_due(&mut self, peer: PeerId) {
         let now = self.tcp.now();
         let is_due = |it: &Remote| !it.ways.contains_key(&peer) || it.is_to_be_tried(peer, now);
@@ -161,7 +161,7 @@ impl Paths {
         Ok(())
     }
 
-    /// The first look at a board has come.
+    /// The first look at a peer's board has ended.
     pub(super) fn seen(&mut self, peer: PeerId) {
         let Some(remote) = &mut self.remote else { return };
         let over = remote.transports.names();
@@ -174,7 +174,7 @@ impl Paths {
             return self.leave(peer, why, true, &Onward::Link(BTreeSet::new()));
         }
         way.open(peer, over);
-        // Kept until the endpoint is open, and logged once.
+        // The flag stays set until the endpoint is open; the way is logged once.
         let is_told = std::mem::replace(&mut way.is_told, true);
         if remote.required {
             if !is_told {
@@ -184,7 +184,7 @@ impl Paths {
         }
     }
 
-    /// Begins again what has waited for a way.
+    /// Begins the pulls that waited for a way.
     fn begin_waiting_remote(&mut self) {
         let waiting = self.remote.as_mut().map(|it| std::mem::take(&mut it.waiting));
         for mut pull in waiting.unwrap_or_default() {
@@ -193,7 +193,7 @@ impl Paths {
         }
     }
 
-    /// Asks for the keys of a region that are not here.
+    /// Pulls the keys of a region that this process lacks.
     pub(super) fn ask_keys(&mut self, id: PullId, found: &Found) {
         let Some(remote) = &mut self.remote else { return };
         let Some(reading) = remote.reading.get(&id) else { return };
@@ -203,7 +203,7 @@ impl Paths {
         let end =
             spot.at.checked_add(reach).and_then(|it| it.checked_next_multiple_of(STRETCH_BYTES));
         let stretches = end.map(|end| spot.at / STRETCH_BYTES..end / STRETCH_BYTES);
-        // More than any machine has memory.
+        // The bound is larger than the memory of any machine.
         let sound =
             stretches.filter(|it| it.end < 1 << 24 && it.end.saturating_sub(it.start) < 1 << 16);
         let Some(stretches) = sound else {

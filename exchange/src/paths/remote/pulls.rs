@@ -1,4 +1,4 @@
-//! How pulls are read: found on their owner's board, read in parts, and looked at again when all is here.
+//! The state machine of a pull by UCX: find its entry on the board, get keys, read the bytes in parts, read the entry again.
 //!
 //! In: claimed pulls, ends of reads. Out: ended pulls, or pulls that go over the link after all.
 //!
@@ -73,14 +73,14 @@ impl Reading {
         self.flying.pull().peer()
     }
 
-    /// Whether UCX may bring something for it.
+    /// Whether a read of the pull is in flight.
     pub(super) fn is_under_way(&self) -> bool {
         self.flying.is_flying() || self.is_looking
     }
 }
 
 impl Remote {
-    /// Counts reads that have ended: what came for one pull of a peer keeps the others from being late.
+    /// Counts ended reads at once: one that arrives for a pull postpones the deadlines of all pulls from its peer.
     pub(super) fn count_done(&mut self, now: Instant) {
         while let Some(done) = self.net.done() {
             let Some(what) = self.gets.remove(&done.get) else { continue };
@@ -122,19 +122,19 @@ impl Remote {
         }
     }
 
-    /// A pull that is under way no more.
+    /// Removes a pull that has no read in flight.
     pub(super) fn remove(&mut self, id: PullId) -> Option<Pull> {
         self.take_out(id).map(Flying::into_pull)
     }
 
-    /// A pull that is read no more, of which reads may be under way.
+    /// Removes a pull from the queues; reads of it may be in flight.
     pub(super) fn take_out(&mut self, id: PullId) -> Option<Flying> {
         let it = self.reading.remove(&id)?;
         self.deadlines.remove(&(it.look_at, id));
         Some(it.flying)
     }
 
-    /// Lets a pull be read if the keys of all its stretches are here.
+    /// Begins to read a pull's bytes if the keys of all its stretches are here.
     pub(super) fn read_if_keys_are_here(&mut self, id: PullId) {
         let Some(reading) = self.reading.get_mut(&id) else { return };
         let Some(way) = self.ways.get_mut(&reading.peer()) else { return };
@@ -146,7 +146,7 @@ impl Remote {
         }
     }
 
-    /// Bytes of a pull have landed: after the last ones its entry is looked at again.
+    /// Reads the entry again once all bytes of the pull have landed.
     pub(super) fn look_again_if_whole(&mut self, id: PullId) {
         let Some(reading) = self.reading.get_mut(&id) else { return };
         let Some(way) = self.ways.get_mut(&reading.peer()) else { return };
@@ -161,7 +161,7 @@ impl Remote {
 }
 
 impl Paths {
-    /// Begins a claimed pull by UCX where that is open, else over the link.
+    /// Begins a claimed pull by UCX where a way is open, else over the link.
     pub(in crate::paths) fn begin_remote(&mut self, pull: Pull, better: Better) {
         let peer = pull.peer();
         let Some(remote) = &mut self.remote else {
@@ -192,7 +192,7 @@ impl Paths {
         }
     }
 
-    /// Does a turn of what UCX can do without the links: whether there may be more at once.
+    /// Does one turn of UCX. Returns whether more can be done at once.
     pub(in crate::paths) fn advance_remote(&mut self) -> bool {
         let now = self.tcp.now();
         let mut turn = Turn::default();
@@ -252,7 +252,7 @@ impl Paths {
         }
     }
 
-    /// The entry that a pull has waited for is here.
+    /// Handles the entry that a pull has read.
     fn step(&mut self, id: PullId, words: &[u64]) {
         let Some(remote) = &mut self.remote else { return };
         let Some(reading) = remote.reading.get_mut(&id) else { return };
@@ -274,7 +274,7 @@ impl Paths {
                     None => self.over_the_link(id),
                 }
             }
-            // No look is for these.
+            // A pull in these stages reads no entry.
             Step::Keys(_) | Step::Rows(_) => {}
             Step::Again(found) if found.is_still(key, words) => {
                 let Some(pull) = remote.remove(id) else { return };
@@ -286,7 +286,7 @@ impl Paths {
         }
     }
 
-    /// Sends a pull of which nothing is under way over the link.
+    /// Sends a pull without reads in flight over the link.
     fn over_the_link(&mut self, id: PullId) {
         if let Some(pull) = self.remote.as_mut().and_then(|it| it.remove(id)) {
             self.traffic.sent_anew += 1;
@@ -294,11 +294,11 @@ impl Paths {
         }
     }
 
-    /// Begins a turn of the reads that there is room for: whether there may be more at once.
+    /// Begins the reads of one turn, as far as the windows have room. Returns whether more can begin at once.
     fn read_on(&mut self) -> bool {
         let Some(remote) = &self.remote else { return false };
         let hungry = remote.ways.iter().filter(|it| it.1.is_hungry());
-        // Over all peers, pulls that began first come first.
+        // The peer whose pull began first comes first.
         let mut peers: Vec<_> = hungry.map(|it| (it.1.to_read.first().copied(), *it.0)).collect();
         peers.sort_unstable();
         let mut turn = Turn::default();

@@ -1,8 +1,8 @@
-//! Reads from one peer: as many as its queues ask for and there is room for.
+//! Begins reads from one peer, as far as its queues ask for them and the windows have room.
 //!
-//! In: queues of a way, bounds. Out: reads of UCX that are under way, each with what it is for.
+//! In: queues of a way, bounds. Out: UCX reads in flight, each with its purpose.
 //!
-//! Invariant: rows that are under way have at most the window's bytes, but one small part of each peer may always be.
+//! Invariant: the rows in flight do not exceed the windows, except for one small part of a peer that has nothing in flight.
 
 use super::card::STRETCH_BYTES;
 use super::pulls::{Step, Turn};
@@ -14,7 +14,7 @@ use crate::shared::{BUCKET_BYTES, ENTRY_BYTES, Found};
 use crate::tcp::{Limits, Tcp};
 use crate::ucx::Read;
 
-/// Bytes that a peer of which nothing is under way may always be asked for.
+/// Maximum bytes in flight from an idle peer while the windows are full.
 const IDLE_PART_BYTES: u64 = 64 << 10;
 
 impl Remote {
@@ -56,7 +56,7 @@ impl Remote {
         Ok(())
     }
 
-    /// Begins a part of a pull, or takes it out of the queue when all its parts were.
+    /// Begins the next part of a pull. Takes the pull out of the queue when all its parts have begun.
     fn read_part(
         &mut self,
         peer: PeerId,
@@ -86,7 +86,7 @@ impl Remote {
         result
     }
 
-    /// Where a byte of a region is to be read, and how many from there on.
+    /// The address of a region's byte `at`, and the number of contiguous bytes from there on.
     fn place(way: &Way, found: &Found, at: u64) -> Option<(Read, u64)> {
         let Stage::Open { end, .. } = way.stage else { return None };
         let byte = found.spot.at.checked_add(at)?;
@@ -96,7 +96,7 @@ impl Remote {
         Some((key.at(end, within), STRETCH_BYTES - within))
     }
 
-    /// Begins a look at the board: `bytes` bytes from `at` on.
+    /// Begins to read `bytes` bytes of the board, from `at` on.
     pub(super) fn look(
         &mut self,
         peer: PeerId,
@@ -115,7 +115,7 @@ impl Remote {
     }
 }
 
-/// Bytes that may be asked for next; none while the windows are full.
+/// Maximum bytes of the next part; none while the windows are full.
 fn room(limits: Limits, flying_bytes: u64, way: &Way) -> Option<u64> {
     let room = limits.window_bytes.saturating_sub(flying_bytes);
     let room = room.min(limits.peer_window_bytes.saturating_sub(way.flying_bytes));

@@ -1,4 +1,4 @@
-//! The way to one owner by UCX: from its card to an open end, or why there is none.
+//! The UCX path to one owner: the stages from its card to an open endpoint, or why it is shut.
 //!
 //! In: what was asked and what came of it, with the time. Out: stages. Nothing is read here.
 //!
@@ -20,7 +20,7 @@ use crate::provider::{PullError, PullId};
 use crate::shared::Spot;
 use crate::ucx::{EndId, KeyId, Read};
 
-/// How pulls go on whose way is left.
+/// What the pulls of a way that closes do next.
 pub(super) enum Onward {
     /// Over the link, from their first byte; those of the set are late.
     Link(BTreeSet<PullId>),
@@ -28,28 +28,28 @@ pub(super) enum Onward {
     End(PullError),
 }
 
-/// Looks for pulls that are under way to one peer, at most.
+/// Maximum looks in flight to one peer.
 pub(super) const MOST_LOOKS: usize = 64;
 
 /// See the module.
 pub(super) struct Way {
     pub(super) stage: Stage,
     pub(super) round: u64,
-    /// Keys of stretches; none while they are on their way.
+    /// Keys of stretches, by arena and index; none while a key is being pulled.
     pub(super) keys: BTreeMap<(u64, u32), Option<Key>>,
-    /// Bytes of rows that are under way.
+    /// Bytes of rows in flight.
     pub(super) flying_bytes: u64,
-    /// Looks for pulls that are under way.
+    /// Looks in flight.
     pub(super) looks: usize,
     /// Pulls that wait to look at the board; some may have ended.
     pub(super) to_look: VecDeque<PullId>,
-    /// Pulls of which not all parts were begun.
+    /// Pulls that have not begun all their parts.
     pub(super) to_read: BTreeSet<PullId>,
-    /// When a read ended last.
+    /// When a read last ended.
     pub(super) heard: Option<Instant>,
-    /// Whether it was open before, since the peer connected.
+    /// Whether the way has been logged as open since the peer connected.
     pub(super) is_told: bool,
-    /// The rest that follows when it is shut.
+    /// The pause that follows when the way is shut.
     rest: Duration,
     /// The path that was logged last.
     said: Option<Path>,
@@ -62,7 +62,7 @@ pub(super) enum Stage {
     Shut { again: Instant, why: String },
 }
 
-/// A memory of an owner.
+/// Registered memory of an owner.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Key {
     pub(super) id: KeyId,
@@ -71,7 +71,7 @@ pub(super) struct Key {
 }
 
 impl Key {
-    /// A read from its byte `at` on.
+    /// A read of the memory that begins at its byte `at`.
     pub(super) fn at(self, end: EndId, at: u64) -> Read {
         Read { end, key: self.id, from: self.start.wrapping_add(at) }
     }
@@ -106,12 +106,12 @@ impl Way {
         }
     }
 
-    /// Whether a pull of it waits to begin something.
+    /// Whether a pull waits to begin a look or a part.
     pub(super) fn is_hungry(&self) -> bool {
         !self.to_read.is_empty() || (!self.to_look.is_empty() && self.looks < MOST_LOOKS)
     }
 
-    /// Whether the first `reach` bytes of a region can be read.
+    /// Whether the keys for the first `reach` bytes of a region are here.
     pub(super) fn has_keys(&self, spot: Spot, reach: u64) -> bool {
         let mut stretches = spot.at / STRETCH_BYTES..(spot.at + reach).div_ceil(STRETCH_BYTES);
         stretches.all(|it| matches!(self.keys.get(&(spot.arena, it as u32)), Some(Some(_))))
