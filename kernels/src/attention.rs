@@ -1,7 +1,7 @@
 //! The nouns of a launch: heads, masks, rows, forward tasks and backward bundles.
 //!
-//! In and out: nothing but types, and the pairs of query and key that they cost. Slices belong to the
-//! caller; all of them are row-major `[rows, heads, dim]`, LSE and Δ `[rows, query heads]`.
+//! In and out: types only, and the number of query-key pairs that they cost. Slices belong to the caller. All of them are
+//! row-major `[rows, heads, dim]`, LSE and Δ `[rows, query heads]`.
 //!
 //! Nothing here checks or computes: `check` refuses what does not fit, `cpu` computes.
 
@@ -120,7 +120,7 @@ pub struct Forward<'a> {
     pub mask: Mask,
     /// Factor of the scores, mostly `dim^-½`.
     pub scale: f32,
-    /// Bounds the scores, above 0: what is scaled becomes softcap · tanh(score / softcap), before the mask.
+    /// Bound of the scores, above 0: a scaled score becomes softcap · tanh(score / softcap), before the mask.
     pub softcap: Option<f32>,
     /// Rows of the whole document.
     pub document_rows: u32,
@@ -165,7 +165,7 @@ pub struct Backward<'a> {
     pub dk: &'a mut [f32],
     /// `[keys, kv, dim]`; the rows of `key_tiles` are overwritten, the others left alone.
     pub dv: &'a mut [f32],
-    /// Which of the [`key_tiles`] of `keys` this launch does; `0..key_tiles(&keys)` is all.
+    /// The [`key_tiles`] of `keys` that this launch computes; `0..key_tiles(&keys)` is all of them.
     pub key_tiles: Range<u32>,
 }
 
@@ -197,7 +197,7 @@ pub fn forward_cost(task: &Forward<'_>) -> u64 {
         * (task.heads.query * task.heads.dim) as u64
 }
 
-/// Cost of a bundle in one launch, in the unit of [`forward_cost`], backward being 2.5 times as dear.
+/// Cost of a bundle in one launch, in the unit of [`forward_cost`]. Backward costs 2.5 times as much per pair.
 pub fn backward_cost(bundle: &Backward<'_>) -> u64 {
     let keys = tile_keys(&bundle.keys, &bundle.key_tiles);
     let pairs: u64 = bundle

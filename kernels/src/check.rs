@@ -198,8 +198,8 @@ fn common(task: usize, heads: Heads, scale: f32, softcap: Option<f32>) -> Result
     Ok(())
 }
 
-/// Whether scores of factor `scale` can be bounded by `softcap`: neither it in units of log 2 nor the factor of what tanh is
-/// taken of overflows.
+/// Whether `softcap` can bound scores of factor `scale`: neither the softcap in units of log 2 overflows, nor the factor inside
+/// tanh.
 pub(crate) fn is_softcap(softcap: f32, scale: f32) -> bool {
     softcap > 0.0
         && (softcap * std::f32::consts::LOG2_E).is_finite()
@@ -246,7 +246,7 @@ mod tests {
 
     const HEADS: Heads = Heads { query: 2, kv: 1, dim: 8 };
 
-    /// What `change` makes of a good launch of one task, rows 2..4 of a document of 4.
+    /// The refusal of a launch that is right but for `change`: one task, rows 2..4 of a document of 4.
     fn refusal_of_forward(change: impl FnOnce(&mut Forward<'_>)) -> Result<(), Error> {
         let numbers = [0.0; 64];
         let (mut out, mut lse) = ([0.0; 32], [0.0; 4]);
@@ -268,7 +268,7 @@ mod tests {
         crate::forward(&mut [task], Threads::ONE)
     }
 
-    /// What `change` makes of a good launch of one bundle with two parts.
+    /// The refusal of a launch that is right but for `change`: one bundle with two parts.
     fn refusal_of_backward(change: impl FnOnce(&mut Backward<'_>)) -> Result<(), Error> {
         let numbers = [0.0; 32];
         let (mut dk, mut dv, mut dq) = ([0.0; 32], [0.0; 32], [[0.0; 32]; 2]);

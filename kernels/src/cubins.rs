@@ -1,11 +1,12 @@
 //! The GPU kernels inside this binary.
 //!
-//! Out: what `make kernels` had built before this crate was: cubins for `sm_90a`, and the portable kernels as PTX for
-//! `compute_80` with their cubins for `sm_80`; none otherwise. Which kernels they hold,
-//! and how they are launched, is said by the head comments of `kernels/cuda`; the numbers of a launch are the constants
-//! `NAME_launch` in the cubin itself. Their symbols are local, so a driver does not find them: they are read from the file.
+//! Out: the kernels that `make kernels` had built when this crate was compiled, or none. They are cubins for `sm_90a`, and
+//! portable kernels as PTX for `compute_80` with cubins for `sm_80`. The head comments of `kernels/cuda` describe the kernels and
+//! their launch. The launch dimensions are the constants `NAME_launch` in the cubin itself. Their symbols are local, so the
+//! driver does not find them and they are read from the file.
 //!
-//! Nothing here loads or launches. Invariant: all cubins or none, built from the sources of this build.
+//! Nothing here loads or launches. Invariant: either all cubins are here or none, and they are built from the sources of this
+//! build.
 
 /// One compiled file of kernels.
 #[derive(Clone, Copy, Debug)]
@@ -19,15 +20,15 @@ pub struct Cubin {
 /// A file of the portable kernels.
 #[derive(Clone, Copy, Debug)]
 pub struct PortableKernels {
-    /// Machine code of `sm_80`, which those of 8.6 and 8.9 take too; how its kernels are launched on any GPU.
+    /// Machine code of `sm_80`, which GPUs of 8.6 and 8.9 run too. Its launch constants hold for every GPU.
     pub cubin: Cubin,
     /// A fatbin of PTX, which the driver compiles for other GPUs.
     pub ptx: &'static [u8],
 }
 
-/// All of Hopper; empty in a build without GPU kernels.
+/// The kernels for Hopper; empty in a build without GPU kernels.
 pub const CUBINS: &[Cubin] = include!(concat!(env!("OUT_DIR"), "/cubins.rs"));
-/// All that any GPU from `sm_80` on runs; empty in a build without GPU kernels.
+/// The kernels for any GPU from `sm_80` on; empty in a build without GPU kernels.
 pub const PORTABLE: &[PortableKernels] = include!(concat!(env!("OUT_DIR"), "/portable.rs"));
 
 impl Cubin {
@@ -74,7 +75,7 @@ impl Cubin {
 mod tests {
     use super::*;
 
-    /// Whether this build has kernels; says aloud if it has none.
+    /// Whether this build has kernels; prints that it has none.
     fn are_embedded() -> bool {
         if CUBINS.is_empty() {
             eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");

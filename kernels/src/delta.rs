@@ -1,4 +1,4 @@
-//! Δ = rowsum(dO ∘ O), what backward needs of the forward result besides LSE.
+//! Δ = rowsum(dO ∘ O), the input of backward that is computed from the forward result.
 //!
 //! In: dO and O, `[rows, heads, dim]`. Out: a number per row and head. `FlashAttention` computes it in a kernel of its
 //! own before the backward (Dao, 2023, algorithm 2).

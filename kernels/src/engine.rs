@@ -1,4 +1,4 @@
-//! Which kernels a process computes with: those of its GPU where they fit, those of the CPU otherwise.
+//! Chooses the kernels of a process: those of its GPU where they fit the rows, those of the CPU otherwise.
 //!
 //! In: a [`Choice`], then tasks and bundles in the memory of the host. Out: their results. A launch goes to the GPU as a
 //! whole or not at all: head dims without a GPU kernel and f32 rows are computed on the CPU, and [`Engine::unfit`] says why.
@@ -12,24 +12,24 @@ use crate::device::{self, Family, Gpu, Order, Refusal, compiler, runs_machine_co
 use crate::{Backward, Error, Forward, Heads, Threads};
 use crate::{backward, check, cpu, forward, numerics_id};
 
-/// What a process is asked to compute with.
+/// The engine that a process is asked to use.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub enum Choice {
-    /// The GPU, if there is one that the kernels are for.
+    /// A GPU that the kernels support, if there is one; otherwise the CPU.
     #[default]
     Auto,
-    /// The CPU, whatever there is.
+    /// The CPU, also where there is a GPU.
     Cpu,
-    /// The GPU, or nothing.
+    /// A GPU; without one that the kernels support, an error.
     Gpu,
 }
 
-/// Which of the GPUs that a process may see it computes on.
+/// Which of the visible GPUs a process uses.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum WhichGpu {
-    /// The one with this number. Nothing else stands in for it, also under [`Choice::Auto`].
+    /// The GPU with this ordinal. Nothing replaces it, also under [`Choice::Auto`].
     Number(usize),
-    /// The one on which the process with this number falls, when all of a machine take turns.
+    /// The GPU that the process with this number gets when all processes of a machine take the GPUs in turn.
     Turn(usize),
 }
 
@@ -49,10 +49,10 @@ impl WhichGpu {
     }
 }
 
-/// Why a launch gave nothing.
+/// Why a launch was not computed.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum EngineError {
-    /// No engine takes it.
+    /// No engine can compute it.
     #[error(transparent)]
     Refused(#[from] Error),
     /// The GPU failed.
@@ -75,19 +75,19 @@ pub struct Engine {
     order: Order,
     /// Why there is no GPU.
     without: Option<device::Error>,
-    /// Why the first of the launches that went to the CPU did, although there is a GPU.
+    /// Why the CPU computed a launch although there is a GPU; the first such reason.
     unfit: Option<Refusal>,
 }
 
-/// Begins what a numerics id says of a GPU.
+/// Marks the GPU's part of a numerics id.
 const OF_GPU: &str = ", gpu ";
 
-/// What a process with this [`Engine::numerics_id`] computes rows by that no GPU takes.
+/// The part of an [`Engine::numerics_id`] that rows depend on which no GPU computes.
 pub fn numerics_of_cpu(id: &str) -> &str {
     id.split_once(OF_GPU).map_or(id, |it| it.0)
 }
 
-/// Cost of a launch in pairs × query heads × dim: some tens of milliseconds of one CPU core, some milliseconds of a GPU.
+/// Cost of a full launch, in pairs × query heads × dim: some tens of milliseconds of one CPU core, or some milliseconds of a GPU.
 const CPU_LAUNCH: u64 = 1 << 30;
 const GPU_LAUNCH: u64 = 1 << 40;
 
@@ -97,7 +97,7 @@ impl Engine {
         Self { threads, gpu: None, order: Order::Fixed, without: None, unfit: None }
     }
 
-    /// Opens the engine that `choice` names, on the first GPU if on one; the CPU engine uses `threads`.
+    /// Opens the engine that `choice` names. A GPU engine uses the first GPU; the CPU engine uses `threads`.
     ///
     /// # Errors
     ///
@@ -106,12 +106,12 @@ impl Engine {
         Self::choose_on(WhichGpu::default(), choice, threads)
     }
 
-    /// The same, on the GPU `which` if on one.
+    /// As [`Self::choose`], on the GPU `which`.
     ///
     /// # Errors
     ///
-    /// Why there is no GPU, where one is demanded or named; a GPU that is named beside [`Choice::Cpu`]; kernels that are asked for
-    /// and do not run on the GPU.
+    /// Why there is no GPU, where one is demanded or named. A GPU is named beside [`Choice::Cpu`]. The GPU does not run the
+    /// kernels that are asked for.
     pub fn choose_on(
         which: WhichGpu,
         choice: Choice,
@@ -126,7 +126,7 @@ impl Engine {
             }
             (Choice::Auto, WhichGpu::Turn(_)) => Ok(match open() {
                 Ok(gpu) => Self { gpu: Some(gpu), ..Self::cpu(threads) },
-                // What was asked for by name is not left out for the CPU.
+                // Kernels that were asked for by name are not replaced by the CPU's.
                 Err(error @ device::Error::Family { .. }) => return Err(error),
                 Err(error) => Self { without: Some(error), ..Self::cpu(threads) },
             }),
@@ -149,7 +149,7 @@ impl Engine {
         })
     }
 
-    /// Whether dQ is summed in one order, so that its bits are promised; the CPU always does.
+    /// Sets whether dQ is summed in one order, so that its bits are reproducible. The CPU always does that.
     ///
     /// # Errors
     ///
@@ -167,7 +167,7 @@ impl Engine {
         self.gpu.as_ref().map(|it| it.stream().gpu())
     }
 
-    /// In which order dQ is summed on the GPU.
+    /// The order in which the GPU sums dQ.
     pub fn order(&self) -> Order {
         self.order
     }
@@ -186,7 +186,8 @@ impl Engine {
         }
     }
 
-    /// Names what the bits of rows depend on, bf16 or not: as [`numerics_id`], and the GPU kernels where such rows go there.
+    /// Names what the bits of rows depend on, for rows in bf16 or f32: [`numerics_id`], and the GPU kernels where they compute
+    /// such rows.
     pub fn numerics_id_of(&self, bf16: bool) -> String {
         if bf16 { self.numerics_id() } else { numerics_id() }
     }
@@ -203,13 +204,13 @@ impl Engine {
                 }
                 "sm_90a".to_owned()
             }
-            // Products add up in an order of each generation's own.
+            // The order of additions inside a product differs between GPU generations.
             Family::Portable => {
                 let is_compiled = !runs_machine_code(gpu.capability());
                 for it in PORTABLE {
                     digest.update(if is_compiled { it.ptx } else { it.cubin.bytes });
                 }
-                // It chooses which products and sums become one instruction.
+                // The driver's compiler chooses which products and sums become one instruction.
                 if is_compiled {
                     digest.update(compiler().as_bytes());
                 }
@@ -220,7 +221,7 @@ impl Engine {
         format!("{cpu}{OF_GPU}{kernels} {:016x}", digest.digest())
     }
 
-    /// What computes rows with these heads, bf16 or not, by the name that a calibration of it has.
+    /// The processor that computes rows with these heads, in bf16 or f32, by its name in calibrations.
     pub fn processor(&self, heads: Heads, bf16: bool) -> String {
         match self.gpu() {
             Some(gpu) if self.is_on_gpu(heads, bf16) => gpu.processor(),
@@ -233,12 +234,12 @@ impl Engine {
         bf16 && self.gpu().is_some_and(|it| it.family().takes_head_dim(heads.dim))
     }
 
-    /// Cost at which a launch is long enough, in pairs × query heads × dim.
+    /// Cost of a full launch, in pairs × query heads × dim.
     pub fn launch_cost(&self, heads: Heads, bf16: bool) -> u64 {
         if self.is_on_gpu(heads, bf16) { GPU_LAUNCH } else { CPU_LAUNCH }
     }
 
-    /// Why some launch went to the CPU although there is a GPU; told once.
+    /// Why the CPU computed some launch although there is a GPU. Returned once.
     pub fn unfit(&mut self) -> Option<Refusal> {
         self.unfit.take()
     }
@@ -277,7 +278,7 @@ impl Engine {
             let fits = |(bundle, it)| device::host::fits_backward(family, bundle, it);
             match bundles.iter().enumerate().try_for_each(fits) {
                 Ok(()) => return Ok(gpu.backward(bundles)?),
-                // Some key tiles of a bundle that the GPU could do would be other bits here.
+                // The CPU's bits differ, so it does not take a bundle's key tiles that the GPU could compute as a whole bundle.
                 Err(refusal @ Refusal::KeyTiles { .. }) => {
                     return Err(EngineError::Device(refusal.into()));
                 }

@@ -1,4 +1,4 @@
-//! Attention of pieces that are whole in one memory, one behind the other.
+//! Attention within pieces (documents, or chunks of one) that lie one behind the other in one memory.
 //!
 //! In: what the layer's scores are, the rows of each piece (a document, or a chunk of one), Q, K and V of all of them. Out: O
 //! and LSE, or dQ, dK and dV, in f32.
@@ -11,7 +11,7 @@ use crate::{
     key_tiles,
 };
 
-/// Pieces that do not attend to each other, and how each attends to itself.
+/// Pieces that do not attend to each other, and the attention within each.
 #[derive(Clone, Copy, Debug)]
 pub struct Pieces<'a> {
     /// Heads of all rows.
@@ -28,7 +28,7 @@ pub struct Pieces<'a> {
     pub threads: Threads,
 }
 
-/// What the backward of all pieces reads: `[rows, heads, dim]` each, LSE and Δ `[rows, query heads]`.
+/// The inputs of the backward pass of all pieces: rows `[rows, heads, dim]`, LSE and Δ `[rows, query heads]`.
 #[derive(Clone, Copy, Debug)]
 pub struct PiecesBackward<'a> {
     /// Q, K and V.
@@ -123,7 +123,7 @@ impl Pieces<'_> {
         backward(&mut bundles, threads)
     }
 
-    /// Elements of `rows` rows of Q, of K and of LSE.
+    /// Elements of Q, of K and of LSE in `rows` rows.
     fn numbers(&self, rows: u32) -> [usize; 3] {
         let (rows, heads) = (rows as usize, self.heads);
         [rows * heads.query * heads.dim, rows * heads.kv * heads.dim, rows * heads.query]
@@ -132,7 +132,7 @@ impl Pieces<'_> {
 
 const LENGTHS: &str = "the tensors have the rows of the pieces";
 
-/// Splits the first `count` numbers off.
+/// Splits off the first `count` elements.
 fn take<'a>(rows: &mut Rows<'a>, count: usize) -> Rows<'a> {
     match rows {
         Rows::F32(it) => Rows::F32(it.split_off(..count).expect(LENGTHS)),

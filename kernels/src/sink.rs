@@ -49,7 +49,7 @@ pub fn apply_sinks(out: &mut RowsMut<'_>, lse: &mut [f32], sinks: &[f32]) {
     }
 }
 
-/// Puts the sink into a row's LSE; gives the factor of its O.
+/// Adds the sink to a row's LSE. Returns the factor of the row's O.
 fn join(lse: &mut f32, sink: f32) -> f32 {
     let largest = if *lse > sink { *lse } else { sink };
     if largest == f32::NEG_INFINITY {
@@ -78,7 +78,7 @@ pub fn sink_gradient(lse: &[f32], delta: &[f32], sinks: &[f32]) -> Vec<f32> {
     let rows = lse.chunks_exact(sinks.len()).zip(delta.chunks_exact(sinks.len()));
     for (lse, delta) in rows {
         for (head, sum) in gradient.iter_mut().enumerate() {
-            // A row of which nothing takes part, not even a sink, has no gradient.
+            // A row without keys and without a sink has no gradient.
             if lse[head] > f32::NEG_INFINITY {
                 *sum -= exp(sinks[head] - lse[head]) * delta[head];
             }

@@ -2,7 +2,7 @@
 //!
 //! In: a number of units, independent of each other, dearest first. Out: each of them was run once.
 //!
-//! With one thread nothing is touched but the caller's own. Pools are made once per size and kept.
+//! With one thread no other thread is involved. Pools are made once per size and kept.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
@@ -51,7 +51,7 @@ impl Threads {
     }
 }
 
-/// The pool of `size` helpers; none where the system refuses threads, and the caller works alone.
+/// The pool of `size` helper threads. None where the system refuses threads; then the caller works alone.
 fn pool(size: usize) -> Option<Arc<ThreadPool>> {
     static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
     let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);

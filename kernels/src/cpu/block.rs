@@ -46,7 +46,7 @@ impl<'a> Panels<'a> {
         Self { data: &self.data[column * self.rows..], rows: self.rows }
     }
 
-    /// Panics if the first `rows` rows and `columns` columns are not all there.
+    /// Panics unless the first `rows` rows and `columns` columns lie in the data.
     #[inline(always)]
     fn check(self, rows: usize, columns: usize) {
         if rows > 0 && columns > 0 {
@@ -57,7 +57,7 @@ impl<'a> Panels<'a> {
     }
 }
 
-/// Numbers of a matrix of `rows` rows and `columns` columns in panels.
+/// Elements that a matrix of `rows` rows and `columns` columns takes in panels.
 pub(crate) fn panelled(rows: usize, columns: usize) -> usize {
     columns.div_ceil(PANEL) * PANEL * rows
 }
@@ -67,7 +67,7 @@ pub(crate) fn panelled(rows: usize, columns: usize) -> usize {
 pub(crate) enum Left<'a> {
     /// A as it is.
     Rows(Panels<'a>),
-    /// What lies in memory is the transpose of A.
+    /// A is stored transposed.
     Columns(Panels<'a>),
 }
 
@@ -316,7 +316,7 @@ pub(super) fn place<L: Lanes>(
                 numbers.mul(times).store(to.as_mut_ptr().add(at));
             }
         }
-        // What is less than a vector, and zeros, lie in one panel.
+        // The columns behind the last whole vector, and the zeros behind them, lie in one panel.
         let rest = columns.next_multiple_of(PANEL) - whole;
         if rest > 0 {
             let at = (whole / PANEL * stride + row) * PANEL + whole % PANEL;

@@ -29,7 +29,7 @@ type Gradient = fn((&mut [f32], &mut [f32]), usize, (usize, usize), Option<Kept<
 pub(crate) struct Engine {
     /// Instruction set.
     pub(crate) name: &'static str,
-    /// What the bits depend on.
+    /// Names the arithmetic that the bits depend on.
     pub(crate) arithmetic: &'static str,
     pub(crate) product: Product,
     pub(crate) place: Place,
@@ -46,7 +46,7 @@ impl Engine {
         *BEST.get_or_init(|| *Self::all().first().expect("the plain engine runs everywhere"))
     }
 
-    /// All that this processor can run, the best first.
+    /// All engines that this processor can run, the fastest first.
     pub(crate) fn all() -> Vec<Self> {
         let mut engines = Vec::new();
         #[cfg(target_arch = "x86_64")]

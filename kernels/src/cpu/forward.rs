@@ -26,9 +26,9 @@ use crate::{Forward, Heads, Mask, Rows, RowsMut, Threads, math, wire};
 const KEYS: u32 = 64;
 /// Lanes of a product.
 const LANES: usize = PANEL;
-/// Lanes that go over a staged key tile together.
+/// Maximum lanes that use one staged key tile.
 const WAVE: usize = 16 * LANES;
-/// Units that a thread should find in a launch.
+/// Units per thread below which a launch is cut more finely.
 const UNITS: usize = 8;
 /// Keys after which the running softmax is closed and merged; a multiple of [`KEYS`].
 pub(super) const SEGMENT: u32 = 1 << 16;
@@ -36,7 +36,7 @@ pub(super) const SEGMENT: u32 = 1 << 16;
 /// Runs a launch.
 pub(super) fn run(engine: Engine, tasks: &mut [Forward<'_>], threads: Threads, segment: u32) {
     let tasks: Vec<Task<'_>> = tasks.iter_mut().map(Task::new).collect();
-    // As many rows as fill a wave share staged keys, but every thread finds work.
+    // A unit has the rows of a whole wave, or fewer where threads would find too few units.
     let mut wave = WAVE;
     let mut units = units_of(&tasks, wave);
     while wave > LANES && units.len() < UNITS * threads.0.get() {
@@ -55,7 +55,7 @@ struct Unit<'a, 'b> {
     task: &'a Task<'b>,
     head: usize,
     rows: Range<u32>,
-    /// Pairs, at most.
+    /// Maximum pairs of query and key.
     cost: usize,
 }
 
@@ -199,7 +199,7 @@ impl<'a> Task<'a> {
         block.keys = start..block.kept.iter().map(|it| it.end).max().unwrap_or(0).max(start);
     }
 
-    /// Takes the blocks over all keys that they keep, tile by tile.
+    /// Runs the blocks over all keys that they keep, tile by tile.
     fn sweep(
         &self,
         engine: Engine,
@@ -367,7 +367,7 @@ impl Block {
         let rows = merged.out.chunks_exact_mut(LANES).zip(self.out.chunks_exact_mut(LANES));
         for (merged, out) in rows {
             for lane in 0..LANES {
-                // Adding +0 makes one zero of two: underflow in a masked sum may have left −0.
+                // Adding +0 turns −0, which underflow in a masked sum may leave, into +0.
                 merged[lane] = merged[lane] * before[lane] + out[lane] * factor[lane] + 0.0;
             }
             out.fill(0.0);

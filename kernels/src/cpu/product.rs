@@ -23,9 +23,9 @@ const SIDE: usize = 16;
 const DEPTH: usize = 128;
 
 thread_local! {
-    /// A block of A, and C where its columns are no whole vectors.
+    /// A packed block of A, and a block of C for the columns that fill no whole panel.
     static SCRATCH: RefCell<(Vec<f32>, Vec<f32>)> = RefCell::default();
-    /// B of the product that this thread has called.
+    /// Packed B of the product that this thread started.
     static PACKED: RefCell<Vec<f32>> = RefCell::default();
 }
 
@@ -45,7 +45,7 @@ pub(super) fn run(
     }
     let mut packed = PACKED.take();
     let width = pack_all(&mut packed, b, threads);
-    // Two spans a thread: the faster thread takes what the slower has not begun.
+    // Two spans for each thread, so that a faster thread takes one that a slower thread has not begun.
     let span = round_up(a.rows.div_ceil(2 * threads.0.get()), 12).clamp(12, ROWS);
     let shared = Shared::new(c);
     threads.run(a.rows.div_ceil(span), |unit| {
@@ -72,7 +72,7 @@ pub(super) fn run(
     PACKED.set(packed);
 }
 
-/// Packs all of B, step by step of the depth; returns the numbers of a row.
+/// Packs all of B, step by step of the depth. Returns the elements of a packed row.
 fn pack_all(to: &mut Vec<f32>, b: Matrix<'_>, threads: Threads) -> usize {
     let width = round_up(b.columns, PANEL);
     let len = b.rows * width;
@@ -123,7 +123,7 @@ fn multiply(
     if whole == n {
         return;
     }
-    // The last columns go by way of a block that is wide enough.
+    // The last columns go through a block of full panel width.
     let first = n / PANEL * PANEL;
     let width = round_up(n - first, WIDTH);
     tile.resize((m * width).max(tile.len()), 0.0);

@@ -2,8 +2,8 @@
 //!
 //! In: an exclusive slice. Out: exclusive pieces of it, handed out by offset.
 //!
-//! Invariant: the engine's units own the pieces they ask for, by construction (output rows) or in turn
-//! (dQ rows); nothing checks that at run time.
+//! Invariant: units never hold overlapping pieces. They own them by construction (output rows) or in turn (dQ rows); nothing
+//! checks that at run time.
 #![allow(unsafe_code)]
 
 use std::marker::PhantomData;

@@ -12,12 +12,12 @@ use std::f32::consts::LOG2_E;
 use super::block::{PANEL, WIDTH, panelled};
 use super::lanes::Lanes;
 
-/// How products of Q and K become scores.
+/// The factors that turn products of Q and K into scores.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Scale {
-    /// What K is multiplied with when it is staged.
+    /// Factor of K when it is staged.
     pub(crate) staged: f32,
-    /// The softcap in units of log 2: what the tanh of a staged product is multiplied with.
+    /// The softcap in units of log 2, by which the tanh of a staged product is multiplied.
     pub(crate) cap: Option<f32>,
 }
 
@@ -195,7 +195,7 @@ pub(super) fn gradient<L: Lanes>(
     kept: Option<Kept<'_>>,
     sums: RowSums<'_>,
 ) {
-    // Two loops, so that the one without pays nothing.
+    // There are two loops, so that the one without a softcap pays nothing for it.
     match sums.cap {
         None => gradients::<L, false>(tiles, stride, size, kept, sums),
         Some(_) => gradients::<L, true>(tiles, stride, size, kept, sums),

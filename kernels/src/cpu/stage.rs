@@ -21,7 +21,8 @@ pub(super) struct Source<'a> {
 }
 
 impl Source<'_> {
-    /// Copies `count` rows times `factor` into panels of `rows` rows, and zeros behind them up to row `end`; the rest stays.
+    /// Copies `count` rows times `factor` into panels of `rows` rows, and fills the rows behind them with zeros up to row `end`.
+    /// Later rows keep their values.
     pub(super) fn copy(
         &self,
         with: Engine,
@@ -94,7 +95,7 @@ pub(super) fn clear_rows(panels: &mut [f32], rows: usize, which: Range<usize>) {
     }
 }
 
-/// Copies as many numbers as a panel has columns, or fewer; faster than a call for so few.
+/// Copies as many elements as a panel has columns, or fewer. It is faster than a library call for so few.
 pub(super) fn copy(to: &mut [f32], from: &[f32]) {
     match (<&mut [f32; PANEL]>::try_from(&mut *to), <&[f32; PANEL]>::try_from(from)) {
         (Ok(to), Ok(from)) => *to = *from,

@@ -1,11 +1,11 @@
 //! Device memory that other processes of this machine may read.
 //!
-//! In: bytes. Out: an [`Arena`] whose [`ArenaMemory`] is handed out piece by piece, a file descriptor of it for a peer; and
-//! of a peer's descriptor an [`Imported`] arena, to copy from in the order of a stream. An import keeps the memory alive
-//! when its owner's process has ended.
+//! In: bytes. Out: an [`Arena`] that is allocated in pieces ([`ArenaMemory`]), and its file descriptor for a peer. From a peer's
+//! descriptor: an [`Imported`] arena, to copy from in the order of a stream. An import keeps the memory alive after its owner's
+//! process has ended.
 //!
-//! It passes no descriptor: that is the exchange's. Invariant: pieces that live at one time never overlap, and a copy stays
-//! inside both its ends.
+//! The exchange passes descriptors between processes; this module does not. Invariant: pieces that live at one time never
+//! overlap, and a copy stays inside both its ends.
 
 // Every function of the driver is unsafe to call.
 #![allow(unsafe_code)]
@@ -30,7 +30,7 @@ const DESCRIPTOR: sys::CUmemAllocationHandleType =
 /// The number of the newest arena.
 static LAST: AtomicU64 = AtomicU64::new(0);
 
-/// Memory in one piece that can be exported; clones are the same one.
+/// Contiguous device memory that can be exported. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Arena(Arc<Inner>);
 
@@ -41,7 +41,7 @@ struct Inner {
     shelf: Mutex<Shelf>,
 }
 
-/// A piece of an arena; it goes back when this is dropped.
+/// A piece of an arena. Dropping it frees the piece.
 #[derive(Debug)]
 pub struct ArenaMemory {
     arena: Arena,
@@ -64,7 +64,7 @@ pub struct CopyPiece {
     pub bytes: u64,
 }
 
-/// Physical memory with addresses.
+/// Physical memory mapped to an address range.
 #[derive(Debug)]
 struct Mapping {
     gpu: Gpu,
@@ -96,7 +96,7 @@ fn location(gpu: &Gpu) -> sys::CUmemLocation {
 }
 
 impl Arena {
-    /// At least `bytes` on `gpu`, with any bytes in it.
+    /// An arena of at least `bytes` on `gpu`, with unspecified content.
     ///
     /// # Errors
     ///
@@ -126,12 +126,12 @@ impl Arena {
         Ok(Self(Arc::new(Inner { number, mapping, shelf })))
     }
 
-    /// All its bytes: as many as asked for, or a few more.
+    /// Length in bytes: as asked for, or rounded up.
     pub fn len_bytes(&self) -> usize {
         self.0.mapping.bytes
     }
 
-    /// A file descriptor of it, for a peer's [`Imported::new`].
+    /// Exports a file descriptor of the arena, for a peer's [`Imported::new`].
     ///
     /// # Errors
     ///
@@ -148,7 +148,7 @@ impl Arena {
         Ok(unsafe { OwnedFd::from_raw_fd(descriptor) })
     }
 
-    /// `bytes` of it, with any bytes in them.
+    /// Takes a piece of `bytes`, with unspecified content.
     ///
     /// # Errors
     ///
@@ -163,7 +163,7 @@ impl Arena {
         Ok(ArenaMemory { arena: self.clone(), at, bytes })
     }
 
-    /// Names it in this process; no later arena has the same.
+    /// Number of the arena in this process. No later arena has the same.
     pub fn number(&self) -> u64 {
         self.0.number
     }
@@ -175,7 +175,7 @@ impl ArenaMemory {
         &self.arena
     }
 
-    /// Where in the arena it begins.
+    /// First byte in the arena.
     pub fn at(&self) -> u64 {
         self.at
     }
@@ -190,7 +190,7 @@ impl ArenaMemory {
         self.arena.0.mapping.address + self.at
     }
 
-    /// Copies bytes of the host to it, in the order of `stream`; they have been read when this returns.
+    /// Copies bytes of the host into the piece, in the order of `stream`. The host's bytes have been read when this returns.
     ///
     /// # Errors
     ///
@@ -210,7 +210,7 @@ impl ArenaMemory {
         call("cuMemcpyHtoD", || stream.after(), code)
     }
 
-    /// Waits for `stream` and copies its bytes from the place `at` to the host.
+    /// Waits for `stream` and copies the piece's bytes from byte `at` on to the host.
     ///
     /// # Errors
     ///
@@ -224,7 +224,7 @@ impl ArenaMemory {
         call("cuMemcpyDtoH", || stream.after(), code)
     }
 
-    /// Copies pieces of it to other memory of this process, in the order of `stream`.
+    /// Copies pieces of this memory to other memory of this process, in the order of `stream`.
     ///
     /// # Errors
     ///
@@ -233,7 +233,7 @@ impl ArenaMemory {
         copy(stream, (self.address(), self.bytes, "rows"), pieces, to)
     }
 
-    /// All of it, for a launch that copies to bytes that nobody else touches meanwhile.
+    /// The whole piece, for a launch that writes bytes that nobody else touches meanwhile.
     pub(super) fn landing(&self) -> SliceMut<'_, u8> {
         // SAFETY: memory of this length; who reads or writes a landing meanwhile waits for the stream.
         unsafe { SliceMut::foreign(self.address(), self.bytes as usize) }
@@ -260,8 +260,8 @@ impl Drop for ArenaMemory {
 }
 
 impl Imported {
-    /// Maps an arena of `bytes` that a peer on the same GPU, or on one that reaches it, has exported. Where the driver can
-    /// map for reading alone, it does.
+    /// Maps an arena of `bytes` that a peer exported, on the same GPU or on one that can reach it. The mapping is read-only where
+    /// the driver supports that.
     ///
     /// # Errors
     ///
@@ -282,7 +282,7 @@ impl Imported {
         self.0.bytes as u64
     }
 
-    /// Copies pieces of it to `to`, in the order of `stream`.
+    /// Copies pieces of the arena to `to`, in the order of `stream`.
     ///
     /// # Errors
     ///
@@ -296,7 +296,7 @@ impl Imported {
         copy(stream, self.place(), pieces, to)
     }
 
-    /// All of it, for launches to read.
+    /// The whole arena, for launches to read.
     pub(super) fn slice(&self) -> Slice<'_, u8> {
         // SAFETY: mapped as long as `self`; whether its owner writes it meanwhile is for whoever copied to find out.
         unsafe { Slice::foreign(self.0.address, self.0.bytes) }
@@ -308,7 +308,7 @@ impl Imported {
     }
 }
 
-/// Copies pieces of the memory at an address, with its length and name, to `to`.
+/// Copies pieces to `to` from the memory with this address, length and name.
 fn copy(
     stream: &Stream,
     (address, length, field): (u64, u64, &'static str),
@@ -326,7 +326,7 @@ fn copy(
     Ok(())
 }
 
-/// Looks whether pieces lie inside the memory with a length and name, and inside `to`.
+/// Checks that pieces lie inside the memory with this length and name, and inside `to`.
 pub(super) fn holds(
     (_, length, field): (u64, u64, &'static str),
     pieces: &[CopyPiece],

@@ -69,7 +69,7 @@ pub enum Order {
     Arrival,
 }
 
-/// The most launches that share out key tiles: more than any use of the GPU beside them needs.
+/// Maximum launches among which the key tiles of a batch are divided.
 const MOST_LAUNCHES: u32 = 1 << 10;
 
 /// Bundles on a GPU, ready to run.
@@ -85,10 +85,10 @@ pub struct BackwardPlan {
     finish: Buffer<QueryTile>,
     next: Buffer<u32>,
     turns: Option<Buffer<u32>>,
-    /// The lists are on the GPU.
+    /// Recorded when the lists are on the GPU.
     made: Arc<Event>,
     scratch: Scratch,
-    /// Numbers of sums.
+    /// Elements of the f32 sums of dQ.
     sums: usize,
     batch: Batch,
 }
@@ -196,7 +196,7 @@ impl BackwardPlan {
         })
     }
 
-    /// Memory of the GPU that its lists take.
+    /// Bytes of device memory that the plan's lists take.
     pub fn list_bytes(&self) -> u64 {
         let launches =
             self.launches.iter().map(|(bundles, tiles)| bundles.len_bytes() + tiles.len_bytes());
@@ -204,7 +204,8 @@ impl BackwardPlan {
         self.tasks.len_bytes() + self.finish.len_bytes() + turns + launches.sum::<u64>()
     }
 
-    /// Puts the launches on `stream`, of the GPU that the plan was made on, behind the runs before on whichever stream.
+    /// Enqueues the launches on `stream`, which is of the plan's GPU. They begin after all earlier runs of the plan, on any
+    /// stream.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! What a plan launches, as errors name it.
+//! Launches of a plan, and the description of the plan in their errors.
 //!
 //! In: kernels of a plan with their arguments. Out: launches on the caller's stream; what goes wrong with one, now or later, names the
 //! kernel, how many tasks or bundles the plan has, their rows and their heads.
@@ -15,18 +15,18 @@ use super::memory::Stream;
 use super::modules::Kernel;
 use crate::Heads;
 
-/// The work of a plan, in words.
+/// The description of a plan's work in errors.
 #[derive(Debug)]
 pub(super) struct Batch(String);
 
 impl Batch {
-    /// So many tasks or bundles, with all their query rows.
+    /// Describes `count` tasks or bundles that have `rows` query rows in all.
     pub(super) fn new((count, what): (usize, &str), rows: usize, heads: Heads) -> Self {
         let Heads { query, kv, dim } = heads;
         Self(format!("{count} {what} with {rows} rows, heads {query}:{kv} of {dim}"))
     }
 
-    /// Puts a launch of `blocks` blocks on a stream, which is of the plan's GPU.
+    /// Enqueues a launch of `blocks` blocks on a stream of the plan's GPU.
     ///
     /// # Safety
     ///

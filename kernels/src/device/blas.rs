@@ -3,9 +3,9 @@
 //! In: row-major matrices in device memory, as they are or transposed. Out: C = A·B or C += A·B, in the order of a stream. The
 //! library is opened at run time; without it there is an error that says so, and no panic.
 //!
-//! It takes no tensor cores: f32 stays f32 (`CUBLAS_COMPUTE_32F`), so that a model trained here is that of the CPU within
-//! rounding. Sums are never divided between blocks (no reduction scheme is allowed), so a product has the same bits whenever
-//! it is repeated with one library on one kind of GPU. Invariant: what reaches the library is inside the tensors.
+//! It uses no tensor cores: f32 stays f32 (`CUBLAS_COMPUTE_32F`), so that a model that is trained here agrees with the CPU's
+//! within rounding. No sum is divided between blocks (no reduction scheme is allowed), so a product has the same bits whenever it
+//! is repeated with one library on one kind of GPU. Invariant: the library only gets memory inside the tensors.
 
 // Every function of the library is unsafe to call.
 #![allow(unsafe_code)]
@@ -23,7 +23,7 @@ use super::memory::{Buffer, Stream};
 use super::slice::{Slice, SliceMut};
 use crate::matmul::Accumulate;
 
-/// Memory that algorithms may use beside the matrices, in numbers: 32 MiB, as NVIDIA advises for Hopper.
+/// Workspace of the algorithms, in elements of f32: 32 MiB, as NVIDIA advises for Hopper.
 const WORKSPACE: usize = 8 << 20;
 /// Bytes to which matrices are aligned; the library takes faster kernels then.
 pub(super) const ALIGNMENT: usize = 256;
@@ -120,7 +120,7 @@ impl Blas {
         Ok(Self { gpu: gpu.clone(), handle, workspace, plans: BTreeMap::new() })
     }
 
-    /// Puts a product on `stream`. An empty one does nothing; with `k` 0 nothing is added.
+    /// Enqueues a product on `stream`. An empty product does nothing; with `k` = 0 nothing is added.
     ///
     /// # Errors
     ///
@@ -256,7 +256,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// The algorithm that the library thinks fastest, among those that never divide a sum.
+    /// The algorithm that the library expects to be fastest among those that never divide a sum.
     fn choose(
         &self,
         handle: sys::cublasLtHandle_t,
@@ -312,7 +312,7 @@ impl Drop for Plan {
     }
 }
 
-/// What the library may choose from.
+/// The constraints on the library's choice of an algorithm.
 struct Preference(sys::cublasLtMatmulPreference_t);
 
 impl Preference {

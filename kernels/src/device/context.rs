@@ -1,9 +1,10 @@
-//! The current context of threads that are not ours.
+//! Saves the current CUDA context of a caller's thread, and restores it.
 //!
-//! In: a thread of a program that has contexts of its own, as PyTorch has one a GPU. Out: a [`CallersContext`] that puts the current
-//! one back. Calls of this crate make that of their GPU current, see [`super::driver`]; who calls for others keeps theirs by this.
+//! In: a thread of a program that has contexts of its own, as PyTorch has one for each GPU. Out: a [`CallersContext`] that
+//! restores the current one. Calls of this crate make the context of their GPU current, see [`super::driver`]. Callers that need
+//! their own context back hold one of these.
 //!
-//! Invariant: it never fails, and needs no driver.
+//! Invariant: it never fails, and works without a driver.
 
 // Every function of the driver is unsafe to call.
 #![allow(unsafe_code)]
@@ -12,12 +13,12 @@ use std::sync::OnceLock;
 
 use cudarc::driver::sys;
 
-/// The context that is the calling thread's now, and is again when this is dropped: for callers that have one of their own.
+/// The calling thread's current context. Dropping this makes it current again.
 #[derive(Debug)]
 pub struct CallersContext(Option<sys::CUcontext>);
 
 impl CallersContext {
-    /// Keeps the current context of this thread; does nothing without a driver.
+    /// Saves the current context of this thread. Does nothing without a driver.
     pub fn keep() -> Self {
         static HAS_DRIVER: OnceLock<bool> = OnceLock::new();
         // SAFETY: opens the driver library, which initialises nothing yet.

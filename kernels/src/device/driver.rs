@@ -20,7 +20,7 @@ use super::family::{FAMILY_VARIABLE, Family};
 use super::modules::{Kernel, Modules};
 use crate::cubins::{CUBINS, PORTABLE};
 
-/// CUDA of the kernels' compiler, as the driver counts.
+/// CUDA version that the kernels need, 1000 · major + 10 · minor.
 const NEEDED: i32 = 13_000;
 
 /// A GPU with the kernels loaded; clones are the same one.
@@ -44,7 +44,7 @@ unsafe impl Send for Inner {}
 // SAFETY: as above; nothing is changed after `open`.
 unsafe impl Sync for Inner {}
 
-/// Turns what the driver answered into an error.
+/// Turns the driver's result into an error.
 pub(super) fn call(
     name: &'static str,
     after: impl FnOnce() -> String,
@@ -86,8 +86,7 @@ impl Gpu {
         Self::open_with(ordinal, None)
     }
 
-    /// Opens the GPU on which a process falls that has the number `turn` among those of its machine, when these take turns at
-    /// the GPUs that they may see.
+    /// Opens a GPU for the process with number `turn` among those of its machine. The processes take the visible GPUs in turn.
     ///
     /// # Errors
     ///
@@ -100,8 +99,8 @@ impl Gpu {
         Self::open(ordinal)
     }
 
-    /// The same as [`Self::open`] with kernels of another form: files `NAME.cubin` of `folder` stand in for those of this
-    /// build. For checks that compare forms; the bits of a form are no promise of [`crate::Engine::numerics_id`].
+    /// As [`Self::open`], but files `NAME.cubin` of `folder` replace those of this build. It is for checks that compare forms of
+    /// the kernels. [`crate::Engine::numerics_id`] promises nothing for the bits of a form.
     ///
     /// # Errors
     ///
@@ -165,7 +164,7 @@ impl Gpu {
         Ok(Self(Arc::new(inner)))
     }
 
-    /// Its number among those that the process may see.
+    /// Ordinal among the GPUs that the process can see.
     pub fn ordinal(&self) -> usize {
         self.0.ordinal
     }
@@ -175,7 +174,7 @@ impl Gpu {
         &self.0.name
     }
 
-    /// Which one it is of all that there are, as nvidia-smi has it: `GPU-` and 32 digits in five groups.
+    /// UUID of the GPU as nvidia-smi prints it: `GPU-` and 32 digits in five groups.
     pub fn uuid(&self) -> &str {
         &self.0.uuid
     }
@@ -190,7 +189,7 @@ impl Gpu {
         self.0.capability
     }
 
-    /// Which kernels run on it and why, in words.
+    /// Describes which kernels run on the GPU, and why.
     pub fn kernels(&self) -> String {
         let (major, minor) = self.0.capability;
         match (self.0.family, (major, minor)) {
@@ -202,7 +201,7 @@ impl Gpu {
         }
     }
 
-    /// Names its kind, as calibrations do, and its kernels where they are the portable ones.
+    /// Names the kind of GPU, as calibrations do, and the portable kernels where it runs those.
     pub fn processor(&self) -> String {
         let kernels = match self.0.family {
             Family::Hopper => "",
@@ -211,7 +210,7 @@ impl Gpu {
         format!("gpu-{}{kernels}", self.name().to_lowercase().replace(' ', "-"))
     }
 
-    /// Streaming multiprocessors: as many blocks of a kernel run at once.
+    /// Number of streaming multiprocessors.
     pub fn processors(&self) -> u32 {
         self.0.processors
     }
@@ -229,7 +228,8 @@ impl Gpu {
         call("cuMemGetInfo", alone, code).map(|()| (free, total))
     }
 
-    /// Places of the modules' pointers to the memory of a [`super::Watch`]; none where the kernels were built without.
+    /// Device addresses of the modules' pointers to the memory of a [`super::Watch`]. None where the kernels were built without
+    /// it.
     pub(super) fn watch_places(&self) -> Result<Vec<u64>, Error> {
         self.bind()?;
         let mut places = Vec::new();
@@ -253,12 +253,12 @@ impl Gpu {
         Ok(places)
     }
 
-    /// Number of the GPU, for positions of memory.
+    /// The driver's number of the GPU, for memory locations.
     pub(super) fn device(&self) -> sys::CUdevice {
         self.0.device
     }
 
-    /// Makes the context that of the calling thread.
+    /// Makes the GPU's context current in the calling thread.
     pub(super) fn bind(&self) -> Result<(), Error> {
         self.0.bind()
     }
@@ -302,10 +302,10 @@ fn count() -> Result<c_int, Error> {
     Ok(count)
 }
 
-/// What was never had is not lost.
+/// Turns a loss that is reported while a GPU is being opened into another error: that GPU was never ours to lose.
 fn unlost(error: Error, ordinal: usize) -> Error {
     let Error::Lost { call, after, name, code, text } = error else { return error };
-    // A driver without a GPU answers so.
+    // The driver returns this code where there is no GPU.
     if code == 100 {
         return Error::NoDevice { ordinal, count: 0 };
     }

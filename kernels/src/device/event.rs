@@ -1,4 +1,4 @@
-//! Moments in the order of a stream's work.
+//! Events: points in a stream's work that others can wait for.
 //!
 //! In: a [`Stream`]. Out: an [`Event`] that others wait for or ask for, with its time if that is wanted. It orders nothing by
 //! itself.
@@ -22,7 +22,7 @@ pub struct Event {
     stream: StreamHandle,
 }
 
-/// Identifies the stream; only compared, never used as a handle.
+/// Identifies the stream. It is only compared, never used as a handle.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 struct StreamHandle(sys::CUstream);
 
@@ -31,13 +31,13 @@ unsafe impl Send for Event {}
 // SAFETY: as above; an event that was recorded is only asked for.
 unsafe impl Sync for Event {}
 
-/// Who waits sleeps; the driver would keep its core busy otherwise.
+/// Flag: waiting threads sleep. Without it the driver busy-waits.
 const SLEEP: u32 = sys::CUevent_flags_enum::CU_EVENT_BLOCKING_SYNC as u32;
-/// It orders work, and its time is not taken: that is cheaper.
+/// Flag: the event has no time stamp, which is cheaper.
 const UNTIMED: u32 = sys::CUevent_flags_enum::CU_EVENT_DISABLE_TIMING as u32;
 
 impl Event {
-    /// The moment at which all work that is on `stream` now is done, without its time.
+    /// Records the point at which all work that is on `stream` now is done, without a time stamp.
     ///
     /// # Errors
     ///
@@ -46,7 +46,7 @@ impl Event {
         Self::with(stream, SLEEP | UNTIMED)
     }
 
-    /// The same with its time, for [`Self::seconds_since`].
+    /// As [`Self::record`], with a time stamp for [`Self::seconds_since`].
     ///
     /// # Errors
     ///
@@ -81,7 +81,7 @@ impl Event {
         self.handle
     }
 
-    /// Whether both are of one stream: then the later one is over only after the earlier one.
+    /// Whether both events are of one stream. Then the later one is over only after the earlier one.
     pub fn is_of_stream_of(&self, other: &Self) -> bool {
         self.stream == other.stream
     }
@@ -113,7 +113,7 @@ impl Event {
         call("cuEventSynchronize", String::new, code)
     }
 
-    /// Seconds from `start` to here; both are [`Self::timed`] and over.
+    /// Seconds from `start` to this event. Both are [`Self::timed`] and over.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Which kernels a GPU runs: those made for Hopper, or the portable ones.
+//! The two families of GPU kernels: those for Hopper, and the portable ones.
 //!
 //! In: the GPU's compute capability, and the environment's wish. Out: a [`Family`]; which head dims it takes, and what its
 //! entry points are called.
@@ -7,10 +7,10 @@
 
 use super::error::Error;
 
-/// Names the family that a GPU shall run, for comparison: `portable`, or `hopper` where the GPU can.
+/// Environment variable that demands a family, to compare them: `portable`, or `hopper` where the GPU can run it.
 pub const FAMILY_VARIABLE: &str = "CADRE_GPU_KERNELS";
 
-/// Kernels that compute the same by other instructions, in other tiles, to other bits.
+/// A set of kernels. The families compute the same functions with other instructions and tiles, and so with other bits.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Family {
     /// `kernels/cuda`: machine code of `sm_90a`, head dims 64, 128 and 256.
@@ -19,13 +19,13 @@ pub enum Family {
     Portable,
 }
 
-/// Whether the machine code for compute capability 8.0 runs on a GPU of another one: on later ones of its generation, but on
-/// none for cars (8.7). For others the driver compiles the kernels.
+/// Whether a GPU of this compute capability runs the machine code for 8.0: later ones of that generation do, except automotive
+/// ones (8.7). For other GPUs the driver compiles the kernels.
 pub(crate) fn runs_machine_code(capability: (i32, i32)) -> bool {
     matches!(capability, (8, 0 | 6 | 9))
 }
 
-/// Release of the driver that compiles, as the kernel's module says it; empty where it says none.
+/// Release of the driver's PTX compiler, from its kernel module. Empty where it is unknown.
 pub(crate) fn compiler() -> String {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
     release(&text).to_owned()
@@ -63,7 +63,7 @@ impl Family {
         }
     }
 
-    /// Whether it has kernels for rows of `dim` numbers a head.
+    /// Whether the family has kernels for this head dim.
     pub fn takes_head_dim(self, dim: usize) -> bool {
         match self {
             Self::Hopper => crate::is_gpu_head_dim(dim),

@@ -25,21 +25,21 @@ use super::lent::{Lent, LentMut};
 use super::memory::Stream;
 use super::pinned::{Pinned, PinnedPool};
 
-/// Puts copies of lent rows on a stream of its own.
+/// Enqueues copies of lent rows on a stream of its own.
 #[derive(Debug)]
 pub struct Ferry {
     stream: Stream,
     pool: PinnedPool,
 }
 
-/// Rows on their way to the host, one behind the other.
+/// Rows that are being copied to the host.
 #[derive(Debug)]
 pub struct Coming {
     rows: Vec<Pinned>,
     over: Arc<Event>,
 }
 
-/// Rows on their way to the device. Dropped, it waits for them.
+/// Rows that are being copied to the device. Dropping this waits for the copies.
 #[derive(Debug)]
 pub struct Going {
     over: Arc<Event>,
@@ -61,7 +61,7 @@ impl Ferry {
         self.stream.gpu()
     }
 
-    /// Room for results that go up, with any bytes in it.
+    /// Pinned memory for results, with unspecified content.
     ///
     /// # Errors
     ///
@@ -70,7 +70,7 @@ impl Ferry {
         self.pool.take(bytes)
     }
 
-    /// Copies rows to the host behind the work that is on `behind` now.
+    /// Copies rows to the host, after the work that is on `behind` now.
     ///
     /// # Errors
     ///
@@ -133,7 +133,7 @@ impl Ferry {
         Ok(Going { over, _rows: rows.into_iter().map(|it| it.0).collect() })
     }
 
-    /// What follows on our stream begins behind the work that is on `lender` now.
+    /// Makes our stream wait for the work that is on `lender` now.
     fn begin_behind(&self, lender: &Stream) -> Result<(), Error> {
         self.stream.wait_for(&Event::record(lender)?)
     }
@@ -150,7 +150,7 @@ impl Ferry {
     }
 }
 
-/// A copy of `rows` rows of `row` bytes from nowhere to nowhere.
+/// A copy descriptor of `rows` rows of `row` bytes, without source and target.
 fn nothing(row: usize, rows: usize) -> sys::CUDA_MEMCPY2D_st {
     sys::CUDA_MEMCPY2D_st {
         srcXInBytes: 0,
@@ -173,12 +173,12 @@ fn nothing(row: usize, rows: usize) -> sys::CUDA_MEMCPY2D_st {
 }
 
 impl Coming {
-    /// When the lender's rows are its own again.
+    /// The event after which the lender may write its rows again.
     pub fn over(&self) -> &Arc<Event> {
         &self.over
     }
 
-    /// Waits for the rows, in the order in which they were given.
+    /// Waits for the copies. Returns the rows in the order in which they were given.
     ///
     /// # Errors
     ///
@@ -191,7 +191,7 @@ impl Coming {
 
 impl Drop for Coming {
     fn drop(&mut self) {
-        // A GPU that is lost writes no more.
+        // A lost GPU writes no more, so its error does not matter here.
         let _ = self.over.wait();
     }
 }

@@ -64,7 +64,7 @@ pub struct ForwardPlan {
     parts: [usize; 2],
     /// Tiles of rows that sinks are applied to; none without sinks.
     sink_tiles: Option<Buffer<QueryTile>>,
-    /// Pairs of query and key in the tiles that are multiplied.
+    /// Pairs of query and key in the multiplied tiles, over all heads.
     tile_pairs: u64,
     batch: Batch,
 }
@@ -139,18 +139,18 @@ impl ForwardPlan {
         })
     }
 
-    /// Pairs of query and key, all heads, in the tiles that are multiplied: at least those that the masks keep.
+    /// Pairs of query and key in the multiplied tiles, over all heads. It is at least the number that the masks keep.
     pub fn tile_pairs(&self) -> u64 {
         self.tile_pairs
     }
 
-    /// Memory of the GPU that its lists take.
+    /// Bytes of device memory that the plan's lists take.
     pub fn list_bytes(&self) -> u64 {
         let sinks = self.sink_tiles.as_ref().map_or(0, Buffer::len_bytes);
         self.tasks.len_bytes() + self.tiles.len_bytes() + self.merges.len_bytes() + sinks
     }
 
-    /// Puts the launch on `stream`, of the GPU that the plan was made on, behind the runs before on whichever stream.
+    /// Enqueues the launch on `stream`, which is of the plan's GPU. It begins after all earlier runs of the plan, on any stream.
     ///
     /// # Errors
     ///
@@ -232,7 +232,7 @@ impl ForwardPlan {
         }
     }
 
-    /// Makes the list that [`Self::sink`] needs: for runs that are recorded, which cannot allocate.
+    /// Makes the list that [`Self::sink`] needs. A recorded run cannot allocate, so the caller makes it first.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Words that a stream waits for and a thread of the host writes: order without waking a processor.
+//! Gates: a stream waits for a word that a thread of the host writes, without waking any processor.
 //!
 //! In: a stream whose next work needs something that comes from outside, for instance rows of a peer. Out: a [`Gate`] in that
 //! stream, and its [`Opener`] for whoever knows when they are there, or that they never will.
@@ -8,11 +8,12 @@
 //! IO thread:  pull … pull ends ─ open(code) ┘
 //! ```
 //!
-//! It has no clock: who holds the opener opens it by its deadline, with a code that says so. Invariant: a gate always opens,
-//! at the latest when its opener is dropped; no code is 0. What runs behind a gate that was opened by another code than
-//! [`Gate::DONE`] reads unspecified rows, so its results are thrown away by whoever looks at the code.
+//! It has no clock: whoever holds the opener opens it by a deadline, with a code for the failure. Invariant: a gate always opens,
+//! at the latest when its opener is dropped; no code is 0. Work behind a gate that was opened with another code than
+//! [`Gate::DONE`] reads unspecified rows. The caller looks at the code and discards its results.
 //!
-//! The thread that opens it must not wait for the GPU before: freeing a [`super::Buffer`] waits for every stream, held ones too.
+//! Before it opens the gate, that thread must not wait for the GPU: freeing a [`super::Buffer`] waits for every stream, also for
+//! those that the gate holds.
 
 // Every function of the driver is unsafe to call.
 #![allow(unsafe_code)]
@@ -45,7 +46,7 @@ struct Word {
     gpu: Gpu,
     host: NonNull<AtomicU32>,
     device: u64,
-    /// Places in streams behind a wait for the word: it is freed after them.
+    /// Events behind the streams' waits for the word. The word is freed after them.
     waits: Mutex<Vec<Event>>,
 }
 
@@ -86,7 +87,7 @@ impl Gate {
         Ok((Self(Arc::clone(&word)), Opener(word)))
     }
 
-    /// Work that is enqueued on `stream` from now on waits until the gate is open.
+    /// Makes work that is enqueued on `stream` from now on wait until the gate is open.
     ///
     /// # Errors
     ///
@@ -103,7 +104,7 @@ impl Gate {
         Ok(())
     }
 
-    /// The code that it was opened with; none while it is closed.
+    /// The code with which the gate was opened; none while it is closed.
     pub fn code(&self) -> Option<u32> {
         match self.0.word().load(Ordering::Acquire) {
             0 => None,
@@ -117,7 +118,7 @@ impl Opener {
     ///
     /// # Panics
     ///
-    /// With code 0, which is that of a closed one, or one above [`Gate::ABANDONED`], which a stream takes for below 1.
+    /// With code 0, which means closed, or with one above [`Gate::ABANDONED`], which a stream compares as below 1.
     pub fn open(self, code: u32) {
         assert!((1..=Gate::ABANDONED).contains(&code), "{code} opens no gate");
         self.0.word().store(code, Ordering::Release);
@@ -126,7 +127,7 @@ impl Opener {
 
 impl Drop for Opener {
     fn drop(&mut self) {
-        // Only if nothing was said before.
+        // A code that was written before stays.
         let word = self.0.word();
         let _ = word.compare_exchange(0, Gate::ABANDONED, Ordering::AcqRel, Ordering::Acquire);
     }

@@ -1,10 +1,10 @@
-//! Runs of plans recorded once and launched again as one: for steps whose shapes repeat.
+//! Records launches of plans as a graph that runs again with one call: for steps whose shapes repeat.
 //!
-//! In: a stream and what is to be enqueued on it. Out: a [`Graph`] that does all of it with one call of the driver, on any stream.
-//! Arguments are those of the recording: the same tensors, in the same places.
+//! In: a stream and the calls that enqueue work on it. Out: a [`Graph`] that does all of it with one call of the driver, on any
+//! stream. Its arguments are those of the recording: the same tensors, at the same addresses.
 //!
-//! Nothing runs while it is recorded. Invariant: a graph lives no longer than the plans and tensors that it was recorded with, and
-//! what cannot be recorded (copies of the host's memory, waits) is an error of the recording.
+//! Nothing runs while it is recorded. Invariant: a graph lives no longer than the plans and tensors that it was recorded with.
+//! The recording fails for what cannot be recorded (copies of the host's memory, waits).
 
 // Every function of the driver is unsafe to call.
 #![allow(unsafe_code)]
@@ -17,7 +17,7 @@ use super::driver::{Gpu, call};
 use super::error::Error;
 use super::memory::Stream;
 
-/// Launches that were recorded, ready to run.
+/// A recorded graph, ready to run.
 #[derive(Debug)]
 pub struct Graph<'a> {
     gpu: Gpu,
@@ -30,7 +30,7 @@ pub struct Graph<'a> {
 unsafe impl Send for Graph<'_> {}
 
 impl<'a> Graph<'a> {
-    /// Records what `put` puts on `stream`; `what` is named in errors.
+    /// Records the work that `put` enqueues on `stream`; errors name it by `what`.
     ///
     /// # Errors
     ///
@@ -65,7 +65,7 @@ impl<'a> Graph<'a> {
         Ok(Self { gpu, handle: made?, what: what.to_owned(), of: PhantomData })
     }
 
-    /// Puts all of it on `stream`. A second run comes behind the first, also on another stream.
+    /// Enqueues the graph on `stream`. A second run begins after the first, also on another stream.
     ///
     /// # Errors
     ///

@@ -3,8 +3,8 @@
 //! In: the tasks and bundles of [`crate::forward`] and [`crate::backward`], bf16. Out: the same slices, written. Keys that
 //! several tasks hand in (slices that begin at one address) travel once.
 //!
-//! It waits for each launch. Memory that is short divides the batch by halves, down to one task. Invariant: what fails leaves
-//! no result behind that is taken for one, since the caller gets the error.
+//! It waits for each launch. When memory is short it halves the batch, down to one task. Invariant: a launch that fails leaves no
+//! usable result, and the caller gets the error.
 
 use half::bf16;
 
@@ -38,7 +38,7 @@ pub struct HostRows {
 }
 
 impl HostRows {
-    /// A stream of its own on `gpu`; `order` is that of dQ.
+    /// A stream of its own on `gpu`; dQ is summed in `order`.
     ///
     /// # Errors
     ///
@@ -110,7 +110,7 @@ impl HostRows {
         Ok(())
     }
 
-    /// Gives back the memory of a batch that was too large, so that half of the batch finds room.
+    /// Frees the memory of a batch that was too large, so that half of the batch fits.
     fn release_if_short(&mut self, done: Result<(), Error>) -> Result<(), Error> {
         if done.as_ref().is_err_and(Error::is_out_of_memory) {
             self.scratch.release()?;
@@ -228,7 +228,7 @@ impl HostRows {
     }
 }
 
-/// What a batch has in common.
+/// The properties that all tasks of a batch share.
 fn kind(heads: Heads, scale: f32, softcap: Option<f32>) -> ([usize; 3], u32, Option<u32>) {
     ([heads.query, heads.kv, heads.dim], scale.to_bits(), softcap.map(f32::to_bits))
 }
@@ -255,7 +255,8 @@ fn halve<T>(
 /// Keys and values of a batch, each slice once.
 #[derive(Default)]
 struct Held<'a> {
-    /// First row in K and V, keys, values; those that begin at the same addresses are one, the longest.
+    /// Position in K and V of the first row, keys, values. Slices that begin at the same addresses are stored once, as the
+    /// longest.
     slices: Vec<(u32, &'a [bf16], &'a [bf16])>,
     /// Rows of all slices.
     rows: u32,
@@ -274,7 +275,7 @@ impl<'a> Held<'a> {
         let same = |it: &(u32, &[bf16], &[bf16])| {
             !k.is_empty() && it.1.as_ptr() == k.as_ptr() && it.2.as_ptr() == v.as_ptr()
         };
-        // Only the last slice can grow; a longer one that comes later is taken again.
+        // Only the last slice can grow. A longer slice for an earlier one is stored again.
         let last = self.slices.len().wrapping_sub(1);
         let found = self.slices.iter_mut().enumerate().find(|(_, it)| same(it));
         let kv_row = match found {
@@ -310,7 +311,7 @@ impl<'a> Held<'a> {
     }
 }
 
-/// The numbers of rows that were checked to be bf16.
+/// The elements of rows that were checked to be bf16.
 fn numbers<'a>(rows: &Rows<'a>) -> &'a [bf16] {
     match rows {
         Rows::Bf16(it) => it,

@@ -1,4 +1,4 @@
-//! Rows that a framework of this process lends in device memory: where they lie, and what is refused.
+//! Rows in device memory that a framework of this process lends: their location, and the checks on it.
 //!
 //! In: addresses, or buffers, with the form of the rows. Out: [`Lent`] and [`LentMut`], for [`super::Ferry`] to copy. It copies nothing.
 //!
@@ -43,14 +43,14 @@ pub struct Lent<'a> {
     of: PhantomData<&'a ()>,
 }
 
-/// Rows to write; what lies between them is left alone.
+/// Rows to write. Memory between the rows keeps its values.
 #[derive(Debug)]
 pub struct LentMut<'a> {
     pub(super) place: Place,
     of: PhantomData<&'a mut ()>,
 }
 
-/// The form of lent rows.
+/// Shape of lent rows, and the distance between them.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Spread {
     /// How many rows.
@@ -62,12 +62,12 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// One behind the other.
+    /// Rows without gaps.
     pub fn dense(rows: usize, width: usize) -> Self {
         Self { rows, width, distance: width }
     }
 
-    /// Elements from the first to the last.
+    /// Elements from the first row's beginning to the last row's end.
     fn extent(&self) -> Option<usize> {
         let Self { rows, width, distance } = *self;
         let before = rows.saturating_sub(1).checked_mul(distance)?;
@@ -98,7 +98,8 @@ impl Elements for bf16 {
 }
 
 impl<T: Elements> Buffer<T> {
-    /// Lends rows of it that begin at the place `at`. It is freed behind every copy; who writes it before a copy is over has lent others.
+    /// Lends rows of the buffer, from element `at` on. The buffer is freed after every copy. Whoever writes it before a copy is
+    /// over changes the rows that are copied.
     ///
     /// # Panics
     ///
@@ -107,7 +108,7 @@ impl<T: Elements> Buffer<T> {
         Lent { place: self.place_of(at, spread), of: PhantomData }
     }
 
-    /// As [`Self::lend`], to be written.
+    /// As [`Self::lend`], for writing.
     ///
     /// # Panics
     ///
@@ -160,7 +161,7 @@ pub enum LentError {
     /// There is no memory.
     #[error("has the address 0; hand over memory of the GPU, as the framework allocated it")]
     Null,
-    /// Not an element's place.
+    /// The address is no multiple of the element's size.
     #[error("lies at {address:#x}, which is no multiple of its elements' {bytes} bytes; align it")]
     Unaligned {
         /// Where it begins.
@@ -196,7 +197,7 @@ pub enum LentError {
     Device(#[from] Error),
 }
 
-/// Refuses a stream of the lender's whose work does not run.
+/// Refuses a stream of the lender that is being recorded: its work does not run.
 ///
 /// # Errors
 ///
@@ -206,7 +207,7 @@ pub fn check_lender(behind: &Stream) -> Result<(), LentError> {
 }
 
 impl Place {
-    /// Refuses other rows than `rows` of `width` elements of `gpu`.
+    /// Refuses rows that are not `rows` rows of `width` elements in memory of `gpu`.
     fn check(&self, gpu: &Gpu, rows: usize, width: usize) -> Result<(), LentError> {
         let Self { address, element, spread } = *self;
         let distance = spread.distance;
@@ -239,18 +240,18 @@ impl Place {
         self.spread.rows * self.row()
     }
 
-    /// Bytes of a row.
+    /// Bytes of one row.
     pub(super) fn row(&self) -> usize {
         self.spread.width * self.element.bytes()
     }
 
-    /// From a row to the next, in bytes; anything for one row.
+    /// Bytes from one row to the next; unspecified for a single row.
     pub(super) fn pitch(&self) -> usize {
         self.spread.distance.max(self.spread.width) * self.element.bytes()
     }
 }
 
-/// On which GPU the memory at `address` lies, if the driver knows it as a GPU's.
+/// The GPU that the memory at `address` belongs to. None if the driver does not know it as device memory.
 fn device_of(gpu: &Gpu, address: u64) -> Result<Option<i32>, Error> {
     use sys::CUpointer_attribute_enum as Attribute;
     gpu.bind()?;
@@ -277,8 +278,8 @@ impl Lent<'_> {
     ///
     /// # Safety
     ///
-    /// Memory of a GPU that holds them; until the copy that is put of them is over nobody writes or frees it. An address that the
-    /// driver does not know is refused.
+    /// The address is memory of a GPU that holds the rows. Until the copy of them is over nobody writes or frees it. An address
+    /// that the driver does not know is refused.
     pub unsafe fn f32(address: u64, spread: Spread) -> Self {
         Self { place: Place { address, element: Element::F32, spread }, of: PhantomData }
     }
@@ -312,8 +313,8 @@ impl LentMut<'_> {
     ///
     /// # Safety
     ///
-    /// Memory of a GPU that has room for them; until the copy to it is over nobody else touches or frees it. An address that the
-    /// driver does not know is refused.
+    /// The address is memory of a GPU with room for the rows. Until the copy to it is over nobody else touches or frees it. An
+    /// address that the driver does not know is refused.
     pub unsafe fn f32(address: u64, spread: Spread) -> Self {
         Self { place: Place { address, element: Element::F32, spread }, of: PhantomData }
     }

@@ -32,7 +32,7 @@ pub(crate) struct DeviceLinear {
     places: BTreeMap<usize, Place>,
     weights: Buffer<f32>,
     gradients: Buffer<f32>,
-    /// The step's weights are there.
+    /// Whether the weights of the step are on the GPU.
     begun: bool,
     x: Buffer<f32>,
     dx: Buffer<f32>,
@@ -60,7 +60,7 @@ impl DeviceLinear {
         })
     }
 
-    /// Takes the weights of a step.
+    /// Copies the weights of a step to the GPU.
     pub(crate) fn begin(&mut self, parameters: &[f32]) -> Result<(), Error> {
         for Place { at, range } in self.places.values() {
             self.weights.write(&self.stream, *at, &parameters[range.clone()])?;
@@ -154,7 +154,7 @@ impl DeviceLinear {
         self.dx.read(&self.stream, 0, dx)
     }
 
-    /// The gradient that is held goes to `dx`.
+    /// Writes or adds the product of the held gradient and the weight to `dx`.
     fn add_rows(
         &mut self,
         (dy, dx, rows): (usize, usize, usize),
@@ -168,7 +168,7 @@ impl DeviceLinear {
         self.blas.run(&self.stream, product, (first(&self.y, dy), weight), &to, accumulate)
     }
 
-    /// The gradient and the rows that are held go to the weight's gradient.
+    /// Adds the product of the held gradient and the held rows to the weight's gradient.
     fn add_weight(
         &mut self,
         (dy, x, rows): (usize, usize, usize),
@@ -190,7 +190,7 @@ impl DeviceLinear {
 }
 
 impl Buffer<f32> {
-    /// Makes room for `rows` and copies them there.
+    /// Copies `rows` to the GPU, into a buffer that grows as needed.
     fn hold(&mut self, stream: &Stream, rows: &[f32], what: &str) -> Result<(), Error> {
         self.reserve(rows.len(), what)?;
         self.write(stream, 0, rows)

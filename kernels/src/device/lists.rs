@@ -1,8 +1,8 @@
-//! Tile lists of a launch, dearest first, made on the host.
+//! Tile lists of a launch, the most expensive units first, made on the host.
 //!
-//! In: tasks and bundles as [`super::tables`] has them. Out: lists that the kernels' blocks claim from the front: with the
-//! dear tiles gone first, the last ones are short and blocks end together. Neighbours of one cost are heads of one tile, so
-//! that they find its keys in the cache.
+//! In: tasks and bundles in the form of [`super::tables`]. Out: lists that the kernels' blocks claim from the front. Expensive
+//! tiles go first, so that the last ones are short and all blocks end together. Neighbours of equal cost are heads of one tile,
+//! which find its keys in the cache.
 //!
 //! Invariants: every kept pair lies in exactly one tile of a list; slots of a query tile are consecutive, keys ascending;
 //! key tiles of one bundle and KV head come in ascending order, since ordered dQ waits for the one before.
@@ -78,13 +78,13 @@ pub(crate) struct BackwardList {
     pub(crate) tiles: Vec<BackwardTile>,
 }
 
-/// What a turn of dQ costs the key tile behind, in steps: the step itself, and about as long until the next may add.
+/// Steps by which a turn of dQ delays the next key tile: the step itself, and about as long until the next tile may add.
 const TURN: i64 = 2;
 
 /// Divides the key tiles, of `keys` keys, of `bundles` over `launches` launches, which run one after the other.
 ///
-/// With ordered dQ a key tile counts as dear as its own steps and the turns of those behind it, which are waited for one by
-/// one: a long bundle of few rows begins early.
+/// With ordered dQ, the cost of a key tile includes the turns of later tiles that wait for it one by one. So a long bundle of few
+/// rows begins early.
 pub(crate) fn backward(
     tasks: &[Task],
     bundles: &[Bundle],
@@ -107,7 +107,7 @@ pub(crate) fn backward(
                 bundle.first_key_tile = share(launch);
                 let mut dearest_behind = 0;
                 for (behind, key_tile) in (0..).zip((share(launch)..share(launch + 1)).rev()) {
-                    // Never behind a later tile of the same bundle, whose dQ waits for this one's.
+                    // A tile is never listed behind a later tile of the same bundle, whose dQ waits for it.
                     dearest_behind = dearest_behind.max(cost(tasks, bundle, keys, key_tile));
                     let cost = dearest_behind * group + behind * turn;
                     for kv_head in 0..kv_heads {
@@ -145,7 +145,7 @@ pub(crate) fn finish(tasks: &[Task]) -> Vec<QueryTile> {
     (0..).zip(tasks).flat_map(tiles).collect()
 }
 
-/// Gives each task its place in the sums of dQ; returns how many tiles there are.
+/// Assigns each task its tiles in the sums of dQ. Returns the number of tiles.
 pub(crate) fn place_sums(tasks: &mut [Task]) -> usize {
     let mut next = 0;
     for task in tasks {
@@ -155,7 +155,7 @@ pub(crate) fn place_sums(tasks: &mut [Task]) -> usize {
     next as usize
 }
 
-/// Pairs of tiles that a forward list multiplies, for rates: each is `rows` by `keys` keys.
+/// Number of tile pairs that a forward list multiplies, to compute rates. Each pair is `rows` rows by `keys` keys.
 pub(crate) fn forward_steps(
     list: &ForwardList,
     tasks: &[Task],

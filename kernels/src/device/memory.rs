@@ -21,7 +21,7 @@ use super::event::Event;
 use super::slice::{Slice, SliceMut};
 use super::tables::Plain;
 
-/// A stream: work on it runs in the order in which it was enqueued. One thread at a time uses it.
+/// A stream: its work runs in the order in which it was enqueued. One thread at a time uses it.
 #[derive(Debug)]
 pub struct Stream {
     gpu: Gpu,
@@ -50,7 +50,7 @@ impl Stream {
         Ok(Self { gpu: gpu.clone(), handle, owned: true, last: RefCell::default() })
     }
 
-    /// A stream of higher priority: where launches of several streams wait, its launches get the free processors first.
+    /// A stream of higher priority: free processors run its launches before those of other streams.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl Stream {
         gpu.bind()?;
         let mut handle = std::ptr::null_mut();
         let flags = sys::CUstream_flags_enum::CU_STREAM_NON_BLOCKING as u32;
-        // Below 0, that of other streams, is before it; the driver takes the nearest that it has.
+        // A number below 0, the priority of other streams, comes first. The driver takes the nearest priority that it has.
         // SAFETY: writes a handle, which `drop` destroys.
         let code = unsafe { sys::cuStreamCreateWithPriority(&raw mut handle, flags, -1) };
         call("cuStreamCreateWithPriority", String::new, code)?;
@@ -85,7 +85,7 @@ impl Stream {
         self.handle
     }
 
-    /// Whether what is put on it is recorded for a graph, and not run.
+    /// Whether work that is put on the stream is recorded for a graph instead of run.
     pub(super) fn records(&self) -> Result<bool, Error> {
         self.gpu.bind()?;
         let mut status = sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
@@ -110,7 +110,7 @@ impl Stream {
         call("cuStreamQuery", || self.after(), code).map(|()| true)
     }
 
-    /// Remembers what runs now, for errors that show later.
+    /// Stores a description of the launch, for errors that appear later.
     pub(super) fn runs(&self, what: String) {
         *self.last.borrow_mut() = what;
     }
@@ -132,7 +132,7 @@ impl Stream {
         call("cuStreamSynchronize", || self.after(), code)
     }
 
-    /// Work that is enqueued on this stream from now on begins after `event`.
+    /// Makes work that is enqueued on this stream from now on wait for `event`.
     ///
     /// # Errors
     ///
@@ -164,7 +164,7 @@ pub struct Buffer<T: Plain> {
 }
 
 impl<T: Plain> Buffer<T> {
-    /// Room for `len` numbers, with any bytes in it; `what` is named where memory is short.
+    /// Memory for `len` elements, with unspecified content. Errors name it by `what`.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ impl<T: Plain> Buffer<T> {
         Ok(buffer)
     }
 
-    /// A copy of `numbers`; enqueued on `stream`.
+    /// Enqueues a copy of `numbers` on `stream`, into new memory.
     ///
     /// # Errors
     ///
@@ -197,14 +197,14 @@ impl<T: Plain> Buffer<T> {
         Ok(buffer)
     }
 
-    /// Makes room for at least `len` numbers; what was there is gone if it grows.
+    /// Grows the buffer to at least `len` elements. It loses its content if it grows.
     ///
     /// # Errors
     ///
     /// As [`Self::new`]; the buffer is empty then.
     pub fn reserve(&mut self, len: usize, what: &str) -> Result<(), Error> {
         if len > self.len {
-            // Freed first: both together may not fit.
+            // The old memory is freed first, since both together may not fit.
             *self = Self::new(&self.gpu, 0, what)?;
             *self = Self::new(&self.gpu, len, what)?;
         }
@@ -216,7 +216,7 @@ impl<T: Plain> Buffer<T> {
         self.len
     }
 
-    /// Where it lies, for callers of other languages; 0 where it has no numbers.
+    /// Device address, for callers in other languages; 0 for an empty buffer.
     pub fn address(&self) -> u64 {
         self.address
     }
@@ -257,11 +257,11 @@ impl<T: Plain> Buffer<T> {
         unsafe { self.write_later(stream, at, from) }
     }
 
-    /// The same from pinned memory, which is read when `stream` comes to it: this waits for nothing.
+    /// As [`Self::write`], but from pinned memory, which is read when `stream` comes to the copy. The call waits for nothing.
     ///
     /// # Safety
     ///
-    /// `from` stays as it is until then.
+    /// `from` does not change until the copy is over.
     pub(super) unsafe fn write_later(
         &mut self,
         stream: &Stream,
@@ -282,7 +282,7 @@ impl<T: Plain> Buffer<T> {
         call("cuMemcpyHtoD", || stream.after(), code)
     }
 
-    /// Waits for `stream` and copies from the place `at` into `to`.
+    /// Waits for `stream` and copies elements from `at` on into `to`.
     ///
     /// # Errors
     ///

@@ -36,7 +36,7 @@ pub(super) struct Kernel {
     pub(super) resident: u32,
 }
 
-/// A file of kernels, and what the driver gets of it.
+/// A file of kernels, in the form that the driver loads.
 struct File {
     cubin: Cubin,
     image: &'static [u8],
@@ -78,7 +78,7 @@ fn files(family: Family, capability: (i32, i32), form: Option<&Path>) -> Result<
 }
 
 impl Modules {
-    /// Loads the kernels of `family` for a GPU of this compute capability; with an error, what was loaded stays until
+    /// Loads the kernels of `family` for a GPU of this compute capability. After an error, the loaded modules stay until
     /// [`Self::unload`].
     pub(super) fn load(
         &mut self,
@@ -130,7 +130,7 @@ impl Modules {
 }
 
 impl Kernel {
-    /// Puts one launch of `grid` blocks on `stream`.
+    /// Enqueues a launch of `grid` blocks on `stream`.
     ///
     /// # Safety
     ///
@@ -163,7 +163,8 @@ impl Kernel {
     }
 }
 
-/// The cubins of this build, or what `folder` has in their place. They stay in memory: few forms are opened, in checks only.
+/// The cubins of this build, each replaced by the file of its name in `folder`, if there is one. They stay in memory: checks
+/// alone open forms, and only a few.
 fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
     let read = |it: &Cubin| {
         let path = folder.join(format!("{}.cubin", it.name));
@@ -185,7 +186,7 @@ fn cubins_of(folder: &Path) -> Result<Vec<Cubin>, Error> {
     CUBINS.iter().map(read).collect()
 }
 
-/// Names the sources that a file was built of, whatever its form.
+/// The digest of the sources that a file was built from, the same for all forms.
 fn build_of(cubin: &Cubin) -> String {
     let words: Option<[i32; 2]> = cubin.constant("cadre_build");
     words.map_or_else(|| "no name".to_owned(), |[low, high]| format!("{high:08x}{low:08x}"))
@@ -205,7 +206,7 @@ fn kernel(module: sys::CUmodule, cubin: &Cubin, name: &'static str) -> Result<Ke
     // SAFETY: a loaded function; the driver refuses what it does not have.
     let code = unsafe { sys::cuFuncSetAttribute(function, attribute, launch.shared_bytes) };
     call("cuFuncSetAttribute", after, code)?;
-    // Otherwise the first launch would: it would wait for the whole GPU, and could not be recorded.
+    // The kernel is loaded now. Otherwise the first launch would load it, wait for the whole GPU, and could not be recorded.
     // SAFETY: a function of a loaded module.
     call("cuFuncLoad", after, unsafe { sys::cuFuncLoad(function) })?;
     let mut resident = 0;

@@ -19,7 +19,7 @@ const MANY: usize = 64;
 /// Bytes from which a piece is left to the copy engine, however many pieces there are: copying it
 /// takes longer than the driver call. Not measured.
 const LARGE: u64 = 1 << 20;
-/// Distances beyond this are no run of rows.
+/// Longest distance between rows, in bytes, at which pieces count as rows of one copy.
 const FAR: u64 = 1 << 31;
 
 /// Puts copies of pieces on one stream.
@@ -44,7 +44,7 @@ impl PieceCopier {
         self.rows.stream()
     }
 
-    /// How many lists of pieces went as a launch so far.
+    /// Number of lists that were copied by one launch.
     pub fn launches(&self) -> u64 {
         self.launches
     }
@@ -72,7 +72,7 @@ impl PieceCopier {
     }
 }
 
-/// Splits pieces into those that one launch copies and those that are left to the driver.
+/// Splits pieces into rows for one launch, and pieces for the driver's copies.
 fn divided(pieces: &[CopyPiece]) -> (Vec<RowCopy>, Vec<CopyPiece>) {
     let joined = joined(pieces);
     let of_launch =
@@ -85,7 +85,7 @@ fn divided(pieces: &[CopyPiece]) -> (Vec<RowCopy>, Vec<CopyPiece>) {
     (Vec::new(), driven)
 }
 
-/// Pieces that follow one another at both ends, as one; without empty ones.
+/// Joins pieces that follow one another at both ends, and drops empty ones.
 fn joined(pieces: &[CopyPiece]) -> Vec<CopyPiece> {
     let mut all: Vec<CopyPiece> = Vec::new();
     for &piece in pieces.iter().filter(|it| it.bytes > 0) {
@@ -99,7 +99,7 @@ fn joined(pieces: &[CopyPiece]) -> Vec<CopyPiece> {
     all
 }
 
-/// Pieces as rows: as many neighbours as are of one length and at the same distances.
+/// Groups neighbouring pieces of one length and equal distances into row copies.
 fn runs(pieces: &[CopyPiece]) -> Vec<RowCopy> {
     let mut all: Vec<RowCopy> = Vec::new();
     for &CopyPiece { from, to, bytes } in pieces {
@@ -115,7 +115,7 @@ fn runs(pieces: &[CopyPiece]) -> Vec<RowCopy> {
     all
 }
 
-/// The distances at which a row at these places would be the next of a copy; none where it is not.
+/// The distances at which a row at these positions continues a copy. None where it does not.
 fn follows(copy: &RowCopy, from: u64, to: u64) -> Option<(u64, u64)> {
     let last = u64::from(copy.rows - 1);
     let from_stride = from.checked_sub(copy.from + last * copy.from_stride)?;

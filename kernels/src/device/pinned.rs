@@ -1,8 +1,8 @@
-//! Pinned memory of the host: what the GPU copies from and to while the processor does something else. Used again.
+//! A pool of pinned host memory, which the GPU copies from and to while the processor does something else.
 //!
 //! In: lengths. Out: [`Pinned`] with one owner, which goes back to its [`PinnedPool`] when it is dropped.
 //!
-//! It copies nothing. Invariant: whoever drops a piece has seen the end of every copy that reads or writes it.
+//! It copies nothing. Invariant: a piece is dropped only after every copy that reads or writes it has ended.
 
 // Every function of the driver is unsafe to call, and its memory has to be looked at as numbers.
 #![allow(unsafe_code)]
@@ -27,7 +27,7 @@ pub struct PinnedPool {
     free: Arc<Mutex<Vec<Piece>>>,
 }
 
-/// Bytes with one owner, at the beginning of a piece.
+/// A pinned piece of memory with one owner, of which the first bytes are in use.
 #[derive(Debug)]
 pub struct Pinned {
     /// None once it is dropped, or of no bytes.
@@ -54,7 +54,7 @@ impl PinnedPool {
         Self { gpu: gpu.clone(), free: Arc::default() }
     }
 
-    /// `bytes`, with any bytes in them.
+    /// A piece of `bytes` bytes, with unspecified content.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl PinnedPool {
         if bytes == 0 {
             return Ok(Pinned { piece: None, bytes, pool: self.clone() });
         }
-        // Lengths differ from step to step: pieces of few lengths are used again.
+        // Lengths differ from step to step. Rounding them up makes pieces reusable.
         let length = bytes.next_power_of_two();
         let mut free = self.free.lock().unwrap_or_else(PoisonError::into_inner);
         let piece = match free.iter().position(|it| it.bytes == length) {

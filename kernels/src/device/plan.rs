@@ -69,10 +69,10 @@ pub struct Shape {
     pub heads: Heads,
     /// Factor of the scores, above 0, mostly `dim^-½`.
     pub scale: f32,
-    /// Bounds the scores, above 0: softcap · tanh(score / softcap), before the mask. Kernels of its own, so that none costs
-    /// nothing.
+    /// Bound of the scores, above 0: softcap · tanh(score / softcap), before the mask. It has kernels of its own, so that
+    /// launches without a softcap pay nothing for it.
     pub softcap: Option<f32>,
-    /// Blocks at most; fewer than the GPU has processors leave the others to somebody else.
+    /// Maximum blocks. With fewer than the GPU's processors, the others stay free for other work.
     pub blocks: Option<u32>,
     /// Keys of a canonical segment, a multiple of 128; O and LSE depend on it.
     pub segment: u32,
@@ -148,21 +148,21 @@ pub(super) fn bundle(it: &BackwardBundle, first_task: usize) -> Bundle {
     }
 }
 
-/// Rows that a tensor must have: the last row that `rows` (first row, count) reach.
+/// Rows that a tensor must have, to hold all of `rows` (first row, count).
 pub(super) fn reach(rows: impl Iterator<Item = (u32, usize)>) -> usize {
     rows.filter(|it| it.1 > 0).map(|(first, count)| first as usize + count).max().unwrap_or(0)
 }
 
-/// What a kernel gets of `[rows, heads, dim]` bf16.
+/// The form in which a kernel gets a tensor `[rows, heads, dim]` of bf16.
 pub(super) enum TensorArgument {
-    /// For the copy engine.
+    /// A tensor map, for the copy engine.
     Map(CUtensorMap),
-    /// For threads.
+    /// Address and shape, for threads.
     Plain(Tensor),
 }
 
 impl TensorArgument {
-    /// Of a tensor at `place`, for a kernel of `family` that reads `box_rows` rows at once.
+    /// The argument for a tensor at `place`, for a kernel of `family` that reads `box_rows` rows at once.
     pub(super) fn new(
         family: Family,
         place: (u64, usize),
@@ -177,7 +177,7 @@ impl TensorArgument {
         })
     }
 
-    /// As a launch wants it.
+    /// Pointer to the argument, for a launch.
     pub(super) fn pointer(&mut self) -> *mut c_void {
         match self {
             Self::Map(it) => (&raw mut *it).cast(),
@@ -195,7 +195,7 @@ fn tensor_map(
 ) -> Result<CUtensorMap, Error> {
     let mut map = CUtensorMap { opaque: [0; 16] };
     let row_bytes = (heads * dim * 2) as u64;
-    // A tensor without rows is never read; the driver wants some address and a row all the same.
+    // The kernel never reads a tensor without rows, but the driver demands an address and a row.
     let rows = (numbers / (heads * dim)).max(1) as u64;
     let address = if address == 0 { 1 << 12 } else { address };
     let dims = [dim as u64, heads as u64, rows];

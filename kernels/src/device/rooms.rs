@@ -55,7 +55,7 @@ pub struct Part {
 }
 
 impl Rooms {
-    /// On `gpu`, in arenas of `arena_bytes` or, where more is asked for, as much as that. No memory is taken yet.
+    /// Arenas on `gpu`, of `arena_bytes` each, or longer for longer rows. No memory is allocated yet.
     pub fn new(gpu: &Gpu, arena_bytes: u64) -> Self {
         Self { gpu: gpu.clone(), arenas: Arc::default(), arena_bytes }
     }
@@ -65,14 +65,14 @@ impl Rooms {
         &self.gpu
     }
 
-    /// `bytes`, with any bytes in them.
+    /// A room of `bytes`, with unspecified content.
     ///
     /// # Errors
     ///
     /// [`Error::OutOfMemory`], or the driver's.
     pub fn take(&self, bytes: u64) -> Result<Room, Error> {
         let mut arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
-        // The arenas of a process are few: each is large.
+        // A linear search is enough: a process has few arenas, since each is large.
         if let Some(memory) = arenas.iter().find_map(|it| it.take(bytes).ok()) {
             return Ok(Room::of(memory));
         }
@@ -238,7 +238,7 @@ impl Part {
         Arc::ptr_eq(&self.room, &other.room)
     }
 
-    /// Some bytes of it.
+    /// Some of its bytes.
     ///
     /// # Panics
     ///
@@ -259,7 +259,7 @@ impl Part {
         }
     }
 
-    /// Work that is enqueued on `stream` from now on begins when the bytes of this part are there.
+    /// Makes work that is enqueued on `stream` from now on wait for the bytes of this part.
     ///
     /// # Errors
     ///
@@ -268,7 +268,7 @@ impl Part {
         self.room.copying().iter().try_for_each(|it| stream.wait_for(&it.over))
     }
 
-    /// Waits for its bytes, and for `stream`, and copies them to the host.
+    /// Waits for the part's bytes, and for `stream`, and copies them to the host.
     ///
     /// # Errors
     ///

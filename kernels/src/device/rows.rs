@@ -48,15 +48,15 @@ pub struct RowCopier {
 
 /// Units of a list: 64 KiB.
 const LIST: usize = 2048;
-/// Words of a unit: below the first a block has too little to do, above the second the last blocks are late.
+/// Minimum and maximum words of a unit: below the first a block has too little to do, above the second the last blocks end late.
 const UNIT_WORDS: [u64; 2] = [1 << 10, 1 << 14];
-/// Units a block, where there are enough rows: then the last one is short.
+/// Units per block, if there are enough rows: then the last unit of each is short.
 const UNITS_A_BLOCK: u64 = 4;
-/// Blocks a processor, of 256 threads each: some keep memory busy.
+/// Blocks of 256 threads per processor: a few keep memory busy.
 const BLOCKS: u32 = 4;
 /// Maximum length of a row and distance between rows: words are counted in 31 bits.
 const MOST_BYTES: u64 = 1 << 32;
-/// Copies with gaps between rows of which every pair is compared.
+/// Maximum number of copies with gaps between rows for which every pair is compared.
 const COMPARED: usize = 64;
 
 impl RowCopier {
@@ -129,14 +129,14 @@ impl RowCopier {
 }
 
 impl RowCopy {
-    /// Whether its addresses, lengths and distances are multiples of a word.
+    /// Whether its addresses, lengths and distances are multiples of `word` bytes.
     pub(super) fn is_multiple_of(&self, word: u64) -> bool {
         let one = self.from | self.to | self.bytes;
         let strides = if self.rows > 1 { self.from_stride | self.to_stride } else { 0 };
         (one | strides).is_multiple_of(word)
     }
 
-    /// The byte behind its last row, in the source and in the target; none where no number holds it.
+    /// The ends of its last row in the source and in the target; none where a `u64` cannot hold one.
     fn ends(&self) -> [Option<u64>; 2] {
         let gaps = u64::from(self.rows.max(1) - 1);
         [(self.from, self.from_stride), (self.to, self.to_stride)].map(|(first, stride)| {
@@ -144,7 +144,7 @@ impl RowCopy {
         })
     }
 
-    /// Whether rows follow one another in the target.
+    /// Whether the rows have no gaps in the target.
     fn is_dense(&self) -> bool {
         self.rows == 1 || self.to_stride == self.bytes
     }
@@ -231,8 +231,8 @@ fn check(source: (u64, usize), target: (u64, usize), copies: &[RowCopy]) -> Resu
     })
 }
 
-/// A copy that writes a byte of another one, and a byte near there, where that can be seen: between copies without gaps, and
-/// between those of one distance of rows, if there are few.
+/// Finds a copy that writes a byte of another one, and returns it with a byte near there. It sees overlaps between copies without
+/// gaps, and between a few copies of equal row distance, and misses others.
 fn shared(copies: &[RowCopy]) -> Option<(usize, u64)> {
     let of = |dense| {
         let mut of: Vec<_> =
@@ -252,7 +252,8 @@ fn shared(copies: &[RowCopy]) -> Option<(usize, u64)> {
     pairs.filter(|(a, b)| meet(a.1, b.1)).map(|(_, b)| (b.0, b.1.to)).next()
 }
 
-/// Whether rows of two copies share bytes of the target; `a` begins first. Of other distances nothing is seen.
+/// Whether rows of two copies share bytes of the target; `a` begins first. It misses overlaps between copies of different row
+/// distances.
 fn meet(a: &RowCopy, b: &RowCopy) -> bool {
     let stride = a.to_stride;
     if stride != b.to_stride {

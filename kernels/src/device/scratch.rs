@@ -1,10 +1,10 @@
-//! Memory that launches need while they run, and nobody reads afterwards: parts of O and LSE, sums of dQ.
+//! Scratch memory of launches, whose content nobody reads afterwards: parts of O and LSE, sums of dQ.
 //!
-//! In: how much a plan needs. Out: where it is, to one call at a time. Plans may share a [`Scratch`], which is then as large as the
-//! largest of them needs, not as all of them together; their runs come one behind the other, whatever their streams.
+//! In: the sizes that a plan needs. Out: addresses, for one call at a time. Plans may share a [`Scratch`]. It is then as large as
+//! the largest of them needs, and their runs follow one another, whatever their streams.
 //!
-//! It grows and never shrinks by itself. Invariants: what a call was told stays until it has put its work on its stream; sums of dQ
-//! are zero when a run begins, whatever became of the one before.
+//! It grows, and shrinks only by [`Scratch::release`]. Invariants: the addresses that a call gets stay valid until it has
+//! enqueued its work; sums of dQ are zero when a run begins, whatever happened to the run before.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -29,9 +29,9 @@ struct Inner {
     dirty: bool,
     /// The end of the newest run.
     last: Option<Event>,
-    /// A run was recorded: a graph has the addresses.
+    /// Whether a run was recorded: then a graph has the addresses.
     recorded: bool,
-    /// Brings lists of plans, once there are some.
+    /// Copies plans' lists to the GPU; none before the first list.
     upload: Option<Upload>,
 }
 
@@ -39,9 +39,9 @@ struct Inner {
 pub(super) struct Held<'a> {
     inner: &'a mut Inner,
     stream: &'a Stream,
-    /// The run is recorded.
+    /// Whether the run is being recorded.
     records: bool,
-    /// The sums were dirty.
+    /// Whether the sums were cleared for this run because they were dirty.
     cleared: bool,
 }
 
@@ -155,7 +155,7 @@ impl Scratch {
         same_gpu("the workspace", self.lock().gpu.device(), gpu.device())
     }
 
-    /// Makes lists on the GPU, and says when they are there. What is put on `stream` from now on begins behind them.
+    /// Copies lists to the GPU. Work that is put on `stream` from now on waits for them.
     pub(super) fn upload<T>(
         &self,
         stream: &Stream,
@@ -172,18 +172,17 @@ impl Scratch {
         Ok((lists, made))
     }
 
-    /// Takes room for a plan's parts of O and LSE, once the runs that are being put are on their streams.
+    /// Grows the memory for a plan's parts of O and LSE, after the calls that are enqueueing runs.
     pub(super) fn reserve_parts(&self, numbers: [usize; 2]) -> Result<(), Error> {
         self.lock().reserve_parts(numbers)
     }
 
-    /// Takes room for a plan's sums of dQ, once the runs that are being enqueued are on their
-    /// streams.
+    /// Grows the memory for a plan's sums of dQ, after the calls that are enqueueing runs.
     pub(super) fn reserve_sums(&self, numbers: usize) -> Result<(), Error> {
         self.lock().reserve_sums(numbers)
     }
 
-    /// Puts a run on `stream`, behind all runs before it. Nobody else has the scratch meanwhile.
+    /// Enqueues a run on `stream`, after all runs before it. The call has the scratch to itself.
     pub(super) fn run(
         &self,
         stream: &Stream,
@@ -199,7 +198,7 @@ impl Scratch {
         if records {
             guard.recorded = true;
         } else {
-            // Also of a run that was put in part, whose error comes first.
+            // This also covers a run that was enqueued in part, whose error comes first.
             let recorded = match &mut guard.last {
                 Some(last) => last.record_again(stream),
                 none => Event::record(stream).map(|it| *none = Some(it)),

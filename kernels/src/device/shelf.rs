@@ -1,12 +1,12 @@
-//! Which bytes of an arena are free. Pure.
+//! The free bytes of an arena. Pure.
 //!
 //! In: lengths. Out: places, first fit, aligned. It touches no memory.
 //!
-//! Invariant: pieces that were taken and not given back never overlap, and free neighbours are one piece.
+//! Invariant: taken pieces never overlap, and adjacent free bytes are one piece.
 
 use std::collections::BTreeMap;
 
-/// Bytes to which places are aligned: what copies and tensor maps like best.
+/// Alignment of pieces in bytes. It suits copies and tensor maps.
 pub(super) const ALIGNMENT: u64 = 256;
 
 /// See the module.
@@ -22,7 +22,7 @@ impl Shelf {
         Self { free: (bytes > 0).then_some((0, bytes)).into_iter().collect() }
     }
 
-    /// Where `bytes` are free; none where no piece is as long.
+    /// Takes `bytes` and returns their position; none where no free piece is long enough.
     pub(super) fn take(&mut self, bytes: u64) -> Option<u64> {
         let needed = bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let (&at, &length) = self.free.iter().find(|(_, length)| **length >= needed)?;

@@ -33,7 +33,7 @@ impl<'a, T: Plain> Slice<'a, T> {
         Self { address, len, of: PhantomData }
     }
 
-    /// `len` numbers of it from the place `at`.
+    /// The `len` elements from `at` on.
     ///
     /// # Panics
     ///
@@ -44,7 +44,7 @@ impl<'a, T: Plain> Slice<'a, T> {
         Slice { address: self.address + (at * size_of::<T>()) as u64, len, of: PhantomData }
     }
 
-    /// Memory of somebody else.
+    /// A slice of memory that this crate does not own.
     ///
     /// # Safety
     ///
@@ -65,7 +65,7 @@ impl<'a, T: Plain> SliceMut<'a, T> {
         Self { address, len, of: PhantomData }
     }
 
-    /// `len` numbers of it from the place `at`.
+    /// The `len` elements from `at` on.
     ///
     /// # Panics
     ///
@@ -76,7 +76,7 @@ impl<'a, T: Plain> SliceMut<'a, T> {
         SliceMut { address: self.address + (at * size_of::<T>()) as u64, len, of: PhantomData }
     }
 
-    /// Memory of somebody else.
+    /// A slice of memory that this crate does not own.
     ///
     /// # Safety
     ///

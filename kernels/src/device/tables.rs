@@ -1,4 +1,5 @@
-//! What a launch tells the GPU kernels, laid out as `cuda/table.cuh`, `forward.cuh`, `backward.cuh` and `rows.cuh` say.
+//! The structures that launches pass to the GPU kernels, with the layout of `cuda/table.cuh`, `forward.cuh`, `backward.cuh` and
+//! `rows.cuh`.
 //!
 //! In and out: plain numbers and device addresses, copied to the GPU as they lie. Nothing here checks or computes.
 //!
@@ -7,14 +8,14 @@
 // `Plain` is a promise to the GPU.
 #![allow(unsafe_code)]
 
-/// A number that the GPU reads as it lies in memory.
+/// A value whose bytes the GPU reads directly.
 ///
 /// # Safety
 ///
 /// The type is `repr(C)` or primitive, has no padding that is read, and any bytes that the GPU writes are a value of it.
 pub unsafe trait Plain: Copy + Default + 'static {}
 
-/// Declares a `repr(C)` struct of `Plain` fields, and where they lie.
+/// Declares a `repr(C)` struct of `Plain` fields, and a function that returns its layout.
 macro_rules! table {
     ($(#[$meta:meta])* $name:ident { $($(#[$of:meta])* $field:ident: $kind:ty,)+ }) => {
         $(#[$meta])*
@@ -38,7 +39,7 @@ macro_rules! table {
 /// A device address; 0 is none.
 pub(crate) type Address = u64;
 
-/// An f32 by its bits, so that parameters compare.
+/// The bits of an f32. As integers, parameters can be compared.
 pub(crate) type Float = u32;
 
 table! {

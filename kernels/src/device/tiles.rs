@@ -1,4 +1,4 @@
-//! Tiles of queries and keys that a mask keeps: what `cuda/table.cuh` computes on the GPU, for the host's lists.
+//! Which tiles of queries and keys a mask keeps. The host's lists use it; `cuda/table.cuh` computes the same on the GPU.
 //!
 //! In: a [`Task`] and a tile. Out: the tiles of the other side, and how many pairs they cost. All positions are rows of the
 //! document; tile t of size S covers positions [t·S, (t+1)·S).
@@ -10,12 +10,12 @@ use std::ops::Range;
 use super::tables::Task;
 use crate::Mask;
 
-/// A side of the mask without end.
+/// Distance of a mask side without a limit.
 pub(crate) const UNBOUNDED: i32 = 1 << 30;
 /// Query rows of a backward tile.
 pub(crate) const BACKWARD_ROWS: i32 = 64;
 
-/// How far before and after its own position a row keeps keys.
+/// Maximum distance of a kept key before and after the row's own position.
 pub(crate) fn distances(mask: Mask) -> (i32, i32) {
     match mask {
         Mask::Causal => (UNBOUNDED, 0),
@@ -29,7 +29,7 @@ fn tiles_between(size: i32, first: i32, last: i32) -> Range<i32> {
     if first > last { 0..0 } else { first / size..last / size + 1 }
 }
 
-/// Key tiles that rows of query tile `q_tile` (of `rows` rows) keep inside the keys `segment`.
+/// Key tiles of `segment` that rows of query tile `q_tile` (of `rows` rows) attend to.
 pub(crate) fn key_tiles(
     task: &Task,
     rows: i32,

@@ -1,7 +1,7 @@
-//! Lists on their way to the GPU, from pinned memory: who puts them there waits for no stream.
+//! Copies lists to the GPU from pinned memory, so that the caller waits for no stream.
 //!
-//! In: numbers, and where they belong. Out: copies that a stream does when it comes to them ([`Staging`]); lists in memory of their
-//! own, whose copies run beside everything else ([`Upload`]).
+//! In: elements, and their target. Out: copies in the order of a stream ([`Staging`]), or lists in memory of their own, copied on
+//! a separate stream beside all other work ([`Upload`]).
 //!
 //! It frees no list. Invariant: pinned memory is used again only when the copies from it are over.
 
@@ -18,14 +18,14 @@ use super::memory::{Buffer, Stream};
 use super::pinned::{Pinned, PinnedPool};
 use super::tables::Plain;
 
-/// Pinned memory that copies read which are not over. The driver may hold up a copy from other memory, and its caller, until the
-/// stream is done with all work before it.
+/// Pinned memory that unfinished copies read. From other memory the driver may delay a copy, and its caller, until the stream has
+/// done all earlier work.
 #[derive(Debug)]
 pub(super) struct Staging {
     pool: PinnedPool,
-    /// Read by copies since the last [`Self::sent`].
+    /// Pieces that copies since the last [`Self::sent`] read.
     put: Vec<Pinned>,
-    /// Read by earlier ones, with their ends, oldest first.
+    /// Pieces that earlier copies read, with the event of their end, oldest first.
     flying: VecDeque<(Arc<Event>, Vec<Pinned>)>,
 }
 
@@ -34,7 +34,7 @@ impl Staging {
         Self { pool: PinnedPool::new(gpu), put: Vec::new(), flying: VecDeque::new() }
     }
 
-    /// Copies `from` to the beginning of `to` when `stream` comes to it. [`Self::sent`] follows, on the same stream.
+    /// Copies `from` to the beginning of `to`, in the order of `stream`. A call of [`Self::sent`] on the same stream follows.
     pub(super) fn write<T: Plain>(
         &mut self,
         stream: &Stream,
@@ -52,7 +52,7 @@ impl Staging {
         Ok(())
     }
 
-    /// The end of all that was written so far, which is all on `stream`.
+    /// The event behind all copies so far, which are all on `stream`.
     pub(super) fn sent(&mut self, stream: &Stream) -> Result<Arc<Event>, Error> {
         let over = Arc::new(Event::record(stream)?);
         self.flying.push_back((Arc::clone(&over), std::mem::take(&mut self.put)));
@@ -72,7 +72,7 @@ impl Drop for Staging {
             // A GPU that is lost reads no more.
             let _ = over.wait();
         }
-        // Copies without an end that could be waited for: after an error. They may still read.
+        // After an error these copies have no event to wait for. They may still read, so their memory is leaked.
         self.put.drain(..).for_each(std::mem::forget);
     }
 }
@@ -89,14 +89,14 @@ impl Upload {
         Ok(Self { stream: Stream::new(gpu)?, staging: Staging::new(gpu) })
     }
 
-    /// Memory that will have `numbers`; `what` is named where memory is short.
+    /// Allocates memory and enqueues a copy of `numbers` into it. Errors name it by `what`.
     pub(super) fn list<T: Plain>(&mut self, numbers: &[T], what: &str) -> Result<Buffer<T>, Error> {
         let mut list = Buffer::new(self.stream.gpu(), numbers.len(), what)?;
         self.staging.write(&self.stream, &mut list, numbers)?;
         Ok(list)
     }
 
-    /// When all lists so far are there.
+    /// The event behind all lists so far.
     pub(super) fn sent(&mut self) -> Result<Arc<Event>, Error> {
         self.staging.sent(&self.stream)
     }

@@ -1,4 +1,4 @@
-//! Where every warp of a launch waits that does not end: for builds of the kernels that tell (`cuda/ptx/watch.cuh`).
+//! Reports where each warp of a hanging launch waits, for builds of the kernels that record it (`cuda/ptx/watch.cuh`).
 //!
 //! In: a [`Gpu`] whose kernels were built so ([`Gpu::open_form`]). Out: a [`Watch`] before the launch, and from it, when the
 //! kernel has trapped, a [`Told`]: what waited first, and each warp's barrier with its name, number and parity.
@@ -22,7 +22,7 @@ const BLOCKS: usize = 160;
 const WARPS: usize = 12;
 const WORDS: usize = 4 + 4 * BLOCKS * WARPS;
 
-/// Memory that a kernel writes to before it traps.
+/// Pinned memory that a kernel writes before it traps.
 #[derive(Debug)]
 pub struct Watch {
     gpu: Gpu,
@@ -115,7 +115,7 @@ impl Watch {
 
 impl Drop for Watch {
     fn drop(&mut self) {
-        // Where the GPU is lost the memory stays: nobody knows who still writes.
+        // After a loss of the GPU the memory is leaked, since the GPU may still write it.
         if self.gpu.bind().is_ok() && self.tell_modules(0).is_ok() {
             // SAFETY: allocated by `new`; no module names it any more.
             let _ = unsafe { sys::cuMemFreeHost(self.host.as_ptr().cast()) };

@@ -32,14 +32,15 @@ use super::stage::{Source, clear_rows, round_up, transpose_rows};
 use crate::attention::tile_keys;
 use crate::{Backward, BackwardRows, Heads, Mask, Rows, TILE, Threads};
 
-/// Pairs of query row and head that go through the products together.
+/// Maximum pairs of query row and head in one product.
 const BLOCK: usize = 64;
 /// Keys of a tile.
 const KEYS: usize = TILE as usize;
-/// Tiles that share the staging of the query rows.
+/// Key tiles that use one staging of the query rows.
 const TOGETHER: usize = 2;
 
-/// Numbers of workspace that the bundles and heads in flight may have together; one a thread may always be.
+/// Maximum elements of workspace that the bundles and heads in flight have together. Each thread may always have one head in
+/// flight, whatever it needs.
 pub(super) const SPACE: usize = 16 << 20;
 
 /// Runs a launch; `most_space` is [`SPACE`], less in tests.
@@ -85,8 +86,8 @@ struct Queue<'a, 'b> {
 
 /// Runs the units of some queues.
 fn run_wave(engine: Engine, wave: &[Queue<'_, '_>], space: &Shared<'_, f32>, threads: Threads) {
-    // Tiles of a queue stay ascending, since a unit waits only for units that were taken before it; those
-    // with as much to do alternate, as heads of a document have, so that it seldom waits.
+    // Tiles of a queue stay ascending, since a unit waits only for units that were taken before it. Queues of equal work, as
+    // heads of a document are, alternate, so that a unit seldom waits.
     let mut units = Vec::new();
     let alike = |a: &Queue<'_, '_>, b: &Queue<'_, '_>| {
         (&a.bundle.tiles, a.bundle.cost) == (&b.bundle.tiles, b.bundle.cost)
@@ -111,7 +112,7 @@ fn run_wave(engine: Engine, wave: &[Queue<'_, '_>], space: &Shared<'_, f32>, thr
 
 thread_local! {
     static SCRATCH: RefCell<Scratch> = RefCell::default();
-    /// Workspace of the launches that this thread has called.
+    /// Workspace of the launches that this thread starts.
     static SPACES: RefCell<Vec<f32>> = RefCell::default();
 }
 
@@ -152,7 +153,7 @@ struct Scores {
 }
 
 impl Scores {
-    /// Makes room for a block and takes the sums of its rows.
+    /// Makes room for a block, and loads LSE and Δ of its rows.
     fn open(&mut self, bundle: &Bundle<'_>, block: &RowBlock, head: usize) {
         let Self { p, ds, lse, delta, .. } = self;
         for buffer in [p, ds] {
@@ -175,7 +176,7 @@ struct Bundle<'a> {
     dv: Shared<'a, f32>,
     parts: Vec<Part<'a>>,
     blocks: Vec<RowBlock>,
-    /// Numbers of workspace of a KV head.
+    /// Elements of workspace that a KV head needs.
     space: usize,
     /// Tiles of this launch, counted from the document's start.
     tiles: Range<u32>,
@@ -287,8 +288,8 @@ impl<'a> Bundle<'a> {
         }
     }
 
-    /// Stages K and V of a tile and clears its gradients, as many rows as products of its keys go over: a tile of a short
-    /// document costs no more than it holds.
+    /// Stages K and V of a tile and clears its gradients. It covers only as many rows as the products read, so that a tile of a
+    /// short document costs no more than its keys.
     fn open(
         &self,
         engine: Engine,

@@ -18,8 +18,7 @@ use crate::cpu::shared::Shared;
 use crate::cpu::stage::{Source, copy, round_up};
 use crate::{Heads, Rows, TILE};
 
-/// Query rows that go through the products together: the bundle's rows within one block of the
-/// document's rows.
+/// The query rows that go through the products together: those of the bundle that lie in one block of the document's rows.
 pub(super) struct RowBlock {
     /// Part and rows, ascending.
     pieces: Vec<(usize, Range<u32>)>,
@@ -27,17 +26,18 @@ pub(super) struct RowBlock {
     pub(super) pairs: usize,
     /// Rows of its panels.
     pub(super) stride: usize,
-    /// First number of its workspace, counted from the head's.
+    /// First element of its workspace, counted from the head's.
     space: usize,
     /// Held keys that any of the rows keeps.
     pub(super) keys: Range<u32>,
     /// Tiles of this launch that the rows reach.
     pub(super) tiles: Range<u32>,
-    /// By KV head: the tile that may add to dQ next.
+    /// For each KV head, the key tile that may add to dQ next.
     pub(super) turn: Vec<AtomicU32>,
 }
 
-/// Cuts the query rows of a bundle at edges counted from the document's start; numbers of workspace.
+/// Cuts the query rows of a bundle at edges counted from the document's start. Also returns the elements of workspace that they
+/// need.
 pub(super) fn row_blocks(bundle: &Bundle<'_>) -> (Vec<RowBlock>, usize) {
     let Heads { query, kv, dim } = bundle.heads;
     let step = (BLOCK / (query / kv)).max(1) as u32;
@@ -226,7 +226,8 @@ impl RowBlock {
         }
     }
 
-    /// Sets the bounds of each pair in `columns` columns from key `start`; true where all are kept.
+    /// Sets the range of keys that each pair keeps, among `columns` columns from key `start`. True if every pair keeps all of
+    /// them.
     pub(super) fn bounds(
         &self,
         bundle: &Bundle<'_>,

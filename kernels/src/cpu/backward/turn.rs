@@ -1,14 +1,13 @@
-//! Whose turn it is to write a block's workspace: its first unit stages the rows, then key tiles add to dQ
-//! in ascending order.
+//! Orders the writes to a block's workspace: the first unit stages the rows, then key tiles add to dQ in ascending order.
 //!
 //! In: the counter of a block, and whether a unit of the launch has panicked. Out: the right to write until
 //! [`Turn::pass`].
 //!
-//! A unit waits only for units that were taken before it, so waiting ends.
+//! Invariant: a unit waits only for units that were taken before it, so every wait ends.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// Tells waiting units that one has panicked.
+/// Tells waiting units when its own unit panics.
 pub(super) struct Guard<'a>(pub(super) &'a AtomicBool);
 
 impl Drop for Guard<'_> {
@@ -41,12 +40,12 @@ impl<'a> Turn<'a> {
         self.wait(|tile| tile != UNSTAGED);
     }
 
-    /// Waits until the tiles before `first` have added theirs; their units run on other threads.
+    /// Waits until the tiles before `first`, which run on other threads, have added to dQ.
     pub(super) fn wait_for(&self, first: u32) {
         self.wait(|tile| tile == first);
     }
 
-    /// Says that the rows are staged, or hands the turn to the unit that starts at tile `next`.
+    /// Marks the rows as staged, or passes the turn to the unit that starts at tile `next`.
     pub(super) fn pass(&self, next: u32) {
         self.tile.store(next, Ordering::Release);
     }
