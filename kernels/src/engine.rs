@@ -82,7 +82,7 @@ pub struct Engine {
 /// Marks the GPU's part of a numerics id.
 const OF_GPU: &str = ", gpu ";
 
-/// The part of an [`Engine::numerics_id`] that rows depend on which no GPU computes.
+/// The part of an [`Engine::numerics_id`] that holds for rows that no GPU computes.
 pub fn numerics_of_cpu(id: &str) -> &str {
     id.split_once(OF_GPU).map_or(id, |it| it.0)
 }

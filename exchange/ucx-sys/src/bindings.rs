@@ -1,7 +1,8 @@
 //! Types, constants and functions of `ucp/api/ucp.h` and `ucs/type/status.h`, UCX 1.13: those that are called, and no others.
 //!
-//! Written by hand, after the output of `bindgen wrapper.h --dynamic-loading UcpLib --default-enum-style consts
-//! --no-prepend-enum-name` over `#include <ucp/api/ucp.h>`. The header documents each item.
+//! Written by hand, after what this prints for `#include <ucp/api/ucp.h>`:
+//! `bindgen wrapper.h --dynamic-loading UcpLib --default-enum-style consts --no-prepend-enum-name`.
+//! The header documents each item.
 //!
 //! Invariant: every structure has a mask that says which of its fields count.
 
