@@ -1,9 +1,9 @@
-//! Where a controller listens, and how a worker proves there who it is.
+//! Addresses of a control service, and the credentials of the connection.
 //!
-//! In: the text of `CADRE_CONTROL`, for `https` with files of a token and of certificates. Out: a
-//! connected gRPC channel and the token to show. A Unix socket needs neither.
+//! In: the text of `CADRE_CONTROL` and, for `https`, files with a token and certificates. Out: a connected gRPC channel, and the
+//! token for its calls. A Unix socket needs neither file.
 //!
-//! The files are read at each connection, since the kubelet writes new tokens and a renewed issuer.
+//! The files are read for each connection, since the kubelet renews tokens and issuers.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -69,7 +69,7 @@ impl Endpoint {
         match self {
             Self::Unix(path) => {
                 let path = path.clone();
-                // The authority is of no use on a socket, but HTTP/2 wants one.
+                // The authority has no meaning on a socket, but HTTP/2 demands one.
                 tonic::transport::Endpoint::from_static("http://control.cadre.local")
                     .connect_timeout(deadline)
                     .connect_with_connector(tower::service_fn(move |_| {
@@ -97,7 +97,7 @@ impl Endpoint {
         }
     }
 
-    /// What a call shows: `Bearer` and the token; nothing on a Unix socket.
+    /// The `authorization` header of a call, `Bearer` and the token; none on a Unix socket.
     pub(crate) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, Error> {
         let Self::Tls { credentials, .. } = self else { return Ok(None) };
         let token = read(&credentials.token)?;
@@ -115,7 +115,7 @@ fn read(path: &PathBuf) -> Result<String, Error> {
     std::fs::read_to_string(path).map_err(failed)
 }
 
-/// An error with its causes, which the transport keeps to itself.
+/// The text of an error with its causes, which the transport's own text leaves out.
 fn chain(error: &dyn std::error::Error) -> String {
     let causes = std::iter::successors(Some(error), |it| it.source());
     let mut texts: Vec<String> = causes.map(ToString::to_string).collect();
@@ -144,7 +144,7 @@ pub enum Error {
         /// The text.
         text: String,
     },
-    /// An `https` URL needs more.
+    /// An `https` URL lacks its credentials.
     #[error(
         "CADRE_CONTROL is an https address; set CADRE_CONTROL_CA and CADRE_CONTROL_TOKEN to the files \
          of its issuers and of a token"
@@ -158,7 +158,7 @@ pub enum Error {
         /// What the system says.
         reason: String,
     },
-    /// Nobody answers there, or somebody else does.
+    /// Nobody answers at the address, or another service does.
     #[error("{endpoint}: {reason}")]
     Connect {
         /// Where.

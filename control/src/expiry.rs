@@ -1,7 +1,7 @@
-//! Until when certificates are good.
+//! Reads the end of validity of certificates.
 //!
-//! In: a PEM file with one or more certificates. Out: the end of the one that ends first. Nothing else of them is read, and
-//! no signature is checked.
+//! In: a PEM file with one or more certificates. Out: the earliest end of validity. Nothing else is read, and no signature is
+//! checked.
 
 use std::path::Path;
 
@@ -14,13 +14,13 @@ const VERSION: u8 = 0xa0;
 const SHORT_YEAR: u8 = 0x17;
 const LONG_YEAR: u8 = 0x18;
 
-/// When the first certificate of a file ends, in seconds since 1970; none where the file holds none, or something else.
+/// The earliest end of validity in a file, in seconds since 1970. None where the file holds no certificate, or something else.
 pub fn good_until(file: &Path) -> Option<i64> {
     let all = CertificateDer::pem_file_iter(file).ok()?.collect::<Result<Vec<_>, _>>().ok()?;
     all.iter().map(|it| end(it)).collect::<Option<Vec<_>>>()?.into_iter().min()
 }
 
-/// The certificates of a PEM text that are good after a time in seconds since 1970, each as it stands there. What is no
+/// The certificates of a PEM text that are valid after `time`, in seconds since 1970, each with its text unchanged. What is no
 /// certificate is left out.
 pub fn good_after(text: &str, time: i64) -> Vec<&str> {
     const BEGIN: &str = "-----BEGIN CERTIFICATE-----";
@@ -36,7 +36,7 @@ pub fn good_after(text: &str, time: i64) -> Vec<&str> {
     blocks.filter(is_good).collect()
 }
 
-/// `notAfter` of a certificate: the second time of its fourth part after the version (RFC 5280, 4.1).
+/// The `notAfter` of a certificate: the second time in the fourth part after the version (RFC 5280, 4.1).
 fn end(certificate: &[u8]) -> Option<i64> {
     let inside = |bytes| part(bytes).filter(|it| it.0 == SEQUENCE).map(|it| it.1);
     let mut left = inside(inside(certificate)?)?;
@@ -52,7 +52,7 @@ fn end(certificate: &[u8]) -> Option<i64> {
     time(tag, std::str::from_utf8(text).ok()?)
 }
 
-/// Tag and content of the first part, and what follows it.
+/// Splits off the first DER part: its tag, its content, and the bytes behind it.
 fn part(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&[tag, first], left) = bytes.split_first_chunk()?;
     let (length, left) = if first < 0x80 {

@@ -1,8 +1,7 @@
-//! Who may speak: the token of a worker is checked before its first message is read.
+//! Authentication of workers: a worker's token is checked before its first message is read.
 //!
-//! In: the bearer token of a call. Out: a [`Caller`], the pod that the token is bound to, or a
-//! refusal. What a pod may say is the business of who reads the events. A Unix socket has no gate: who
-//! can open it is who started the workers.
+//! In: the bearer token of a call. Out: a [`Caller`], the pod that the token is bound to, or a refusal. The reader of the events
+//! decides what a pod may say. A Unix socket has no gate: only the user who started the workers can open it.
 
 use std::fmt;
 use std::future::Future;
@@ -11,7 +10,7 @@ use std::pin::Pin;
 use tonic::Status;
 use tonic::metadata::MetadataMap;
 
-/// The pod that a worker is.
+/// The pod that a worker runs in.
 #[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct Caller {
     /// Namespace of the pod.
@@ -34,11 +33,11 @@ pub trait Gate: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     ///
-    /// `Unauthenticated` for a token that is not good, `Unavailable` when nobody can say now.
+    /// `Unauthenticated` for an invalid token, `Unavailable` when it cannot be checked now.
     fn admit(&self, token: String) -> Admission<'_>;
 }
 
-/// What [`Gate::admit`] comes to.
+/// The result of [`Gate::admit`].
 pub type Admission<'a> = Pin<Box<dyn Future<Output = Result<Caller, Status>> + Send + 'a>>;
 
 /// The token of a call.

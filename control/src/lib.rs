@@ -1,4 +1,4 @@
-//! The control service: what workers and their controller say to each other.
+//! The control service: the protocol between workers and their controller.
 //!
 //! In: messages of `proto/cadre/control/v1alpha1/control.proto`. Out: the same, on the other side of
 //! one gRPC stream per worker, over any transport. [`client::attach`] is a worker's side,
@@ -18,7 +18,7 @@ pub mod settings;
 pub mod tls;
 pub mod version;
 
-/// How uneven plans may be: of [`Settings`].
+/// The tolerance of uneven plans, a part of [`Settings`].
 pub use cadre_planner::Tolerance;
 pub use endpoint::{Credentials, Endpoint};
 pub use gate::{Caller, Gate};

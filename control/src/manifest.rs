@@ -1,6 +1,6 @@
-//! What manifests say of a job, as the settings of its workers: the same for each controller.
+//! Turns the manifests of a job into the settings of its workers, the same way for each controller.
 //!
-//! In: the spec of the job and the health of its pool, and what a controller alone knows. Out: [`Settings`]. So `cadre run` and the
+//! In: the spec of the job, the health of its pool, and what only a controller knows. Out: [`Settings`]. So `cadre run` and the
 //! operator cannot read a manifest differently.
 
 use std::path::PathBuf;
@@ -10,7 +10,7 @@ use cadre_planner::Tolerance;
 
 use crate::settings::{AttentionPlace, Moment, Settings};
 
-/// What manifests do not say of a job.
+/// The settings of a job that its manifests do not have.
 #[derive(Clone, Debug)]
 pub struct BesideManifest {
     /// Name of the job.
@@ -21,23 +21,23 @@ pub struct BesideManifest {
     pub trainers: u16,
     /// Where core attention is computed.
     pub attention: AttentionPlace,
-    /// What the attempt encrypts: a manifest that says nothing means one thing on a machine, another in a cluster.
+    /// What the attempt encrypts. A manifest without that field has another default on one machine than in a cluster.
     pub encryption: Encryption,
     /// Folder of checkpoints; empty if the worker's environment names it.
     pub checkpoints: PathBuf,
-    /// Slots lost in the job before this worker came.
+    /// Slots that the job had lost before this worker came.
     pub failovers: u32,
-    /// Checkpoint to go on from.
+    /// Checkpoint that the job resumes from.
     pub resume: Option<PathBuf>,
     /// Header log to replay.
     pub headers: Option<PathBuf>,
-    /// Moments of faults.
+    /// Moments at which faults fire.
     pub faults: Vec<Moment>,
 }
 
 impl Settings {
-    /// Settings of a job. No spec: no manifest describes the job. Then it has the values of one that says nothing, and plans as
-    /// the environment of its rank 0 says.
+    /// The settings of a job. Without a spec, no manifest describes the job. Then it gets the values of an empty one, and plans
+    /// by the environment of its rank 0.
     ///
     /// # Errors
     ///

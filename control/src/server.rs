@@ -1,4 +1,4 @@
-//! The controller's side of the stream: accepts workers and hands on what they say.
+//! The controller's side of the stream: accepts workers and passes on their messages.
 //!
 //! In: connections of any transport, and for a network a [`Gate`]. Out: [`Event`]s in a bounded queue,
 //! one [`Link`] per worker to answer on.
@@ -8,10 +8,10 @@
 //!             └──────────────┴──► refused with a status that says why
 //! ```
 //!
-//! Whether the worker is expected, what it is told and when it is replaced is the business of who
-//! reads the events. Every `Attached` is followed by exactly one `Detached` of the same link, after
-//! all its messages. A worker that has said `Bye` waits for [`Link::farewell`]; a stream that ends in another
-//! way it takes for broken, and says its last words in the next one.
+//! The reader of the events decides whether the worker is expected, what it is sent and when it is replaced. Every `Attached` is
+//! followed by exactly one `Detached` of the same link, after all its messages. A worker that has sent `Bye` waits for
+//! [`Link::farewell`]. If its stream ends in another way, it takes the stream for broken, and repeats its last messages in the
+//! next one.
 
 use std::future::Future;
 use std::os::unix::net::UnixListener;
@@ -37,17 +37,17 @@ use crate::version;
 
 /// Maximum messages that are queued for one worker. A worker that lets more pile up loses its link.
 const MAX_QUEUED_MESSAGES: usize = 256;
-/// What a worker has to say hello in.
+/// Deadline of a worker's hello.
 const HELLO_WITHIN: Duration = Duration::from_secs(10);
-/// Longest message of a worker: a step's header as JSON, some 72 bytes for each document and stretch, of which the conductor
-/// takes four millions at most.
+/// Longest message of a worker: the header of a step as JSON. It has some 72 bytes for each document and stretch, of which the
+/// conductor takes four million at most.
 const MAX_MESSAGE_BYTES: usize = 512 << 20;
 
-/// Names a link; never used twice by one server.
+/// Number of a link. A server never uses it twice.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub struct LinkId(pub u64);
 
-/// What happened on the streams.
+/// Events of the streams.
 #[derive(Debug)]
 pub enum Event {
     /// A worker of a known version said hello.
@@ -73,13 +73,13 @@ pub enum Event {
     },
 }
 
-/// The way to one worker. Dropping it ends the stream with a fault that the worker tries again after.
+/// The connection to one worker. Dropping it ends the stream with a fault, after which the worker tries again.
 #[derive(Debug)]
 pub struct Link {
     id: LinkId,
     control_version: u32,
     outgoing: mpsc::Sender<Result<ControllerMessage, Status>>,
-    /// Whether the worker was heard out.
+    /// Whether the controller has read everything of the worker.
     heard: Arc<AtomicBool>,
 }
 
@@ -89,7 +89,7 @@ impl Link {
         self.id
     }
 
-    /// Control version of the worker, for the text of its settings.
+    /// Control version of the worker, which decides the form of its settings.
     pub fn control_version(&self) -> u32 {
         self.control_version
     }
@@ -108,13 +108,13 @@ impl Link {
         self.heard.store(true, Ordering::Release);
     }
 
-    /// Ends the stream with a reason that the worker does not retry after.
+    /// Ends the stream with a reason, after which the worker does not try again.
     pub fn refuse(self, reason: &str) {
         // A link that is full or gone ends by the drop as well.
         let _ = self.outgoing.try_send(Err(Status::failed_precondition(reason)));
     }
 
-    /// Ends the stream with a reason that the worker tries again after.
+    /// Ends the stream with a reason, after which the worker tries again.
     pub fn postpone(self, reason: &str) {
         let _ = self.outgoing.try_send(Err(Status::unavailable(reason)));
     }
@@ -201,7 +201,7 @@ pub fn spawn(
     Ok(Running { stop: Some(stop), thread: Some(thread) })
 }
 
-/// The generated trait's implementation: one per server, cloned by reference.
+/// Implements the generated trait. Each server has one, cloned by reference.
 struct Service {
     data_version: Option<u32>,
     gate: Option<Arc<dyn Gate>>,
@@ -274,7 +274,7 @@ async fn first_hello(incoming: &mut Streaming<WorkerMessage>) -> Result<Hello, S
     }
 }
 
-/// Hands on what a worker says until its stream ends.
+/// Passes on a worker's messages until its stream ends.
 async fn read(mut incoming: Streaming<WorkerMessage>, link: LinkId, events: mpsc::Sender<Event>) {
     while let Some(Ok(WorkerMessage { message })) = incoming.next().await {
         // A body of a newer version is unknown here and skipped.
@@ -284,7 +284,7 @@ async fn read(mut incoming: Streaming<WorkerMessage>, link: LinkId, events: mpsc
             break;
         }
     }
-    // Without a reader there is nobody to tell.
+    // If nobody reads the events, nobody needs this one.
     let _ = events.send(Event::Detached { link }).await;
 }
 

@@ -1,8 +1,8 @@
-//! What a controller tells a worker of its job: one typed object, the same from `cadre run` and from the operator.
+//! The settings of a job that a controller sends to each worker: one typed object, the same from `cadre run` and from the
+//! operator.
 //!
-//! In: the job's objects. Out: the text of `Welcome.settings`, JSON in which every field is written out, and on
-//! the worker's side the same [`Settings`] again. Options of the training itself are arguments of the command,
-//! not here.
+//! In: the job's objects. Out: the text of `Welcome.settings`, JSON with every field, and on the worker's side the same
+//! [`Settings`] again. Options of the training itself are not here: they are arguments of the command.
 //!
 //! Invariant: no field has a silent default. A field that a later control version adds is listed in `ADDED`
 //! with the value that means what the version before did: towards a worker of the version before it is left out
@@ -32,7 +32,7 @@ pub enum AttentionPlace {
     Local,
 }
 
-/// A point of the run at which the conductor waits for the controller: before this pass of this step.
+/// A point of the run before a direction of a step, at which the conductor waits for the controller.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
 pub struct Moment {
@@ -58,7 +58,7 @@ impl Moment {
     }
 }
 
-/// A moment that is none.
+/// A moment without a direction.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 #[error(
     "the moment of step {step} says no direction; run worker and controller of the same release"
@@ -84,14 +84,14 @@ pub struct Settings {
     pub wire: Wire,
     /// Nominal weights, servers of one numerics id.
     pub reproducible: bool,
-    /// Whether what workers send each other is encrypted.
+    /// Whether traffic between workers is encrypted.
     #[serde(serialize_with = "encryption")]
     pub encryption: Encryption,
     /// What to do when no server is left.
     pub on_pool_loss: OnPoolLoss,
-    /// How long to wait for one.
+    /// How long to wait for a server.
     pub pool_wait_seconds: u32,
-    /// Silence after which a server is suspected.
+    /// Silence after which a server is suspected to be lost.
     pub suspect_after_milliseconds: u32,
     /// Silence after which a trainer, or the conductor, is dead.
     pub trainer_suspect_after_seconds: u32,
@@ -102,46 +102,47 @@ pub struct Settings {
     pub checkpoints: PathBuf,
     /// Checkpoints that stay.
     pub checkpoints_kept: u32,
-    /// Slots lost in the job before this worker came.
+    /// Slots that the job had lost before this worker came.
     pub failovers: u32,
-    /// Checkpoint to go on from.
+    /// Checkpoint that the job resumes from.
     #[serde(deserialize_with = "Option::deserialize")]
     pub resume: Option<PathBuf>,
     /// Header log to replay.
     #[serde(deserialize_with = "Option::deserialize")]
     pub headers: Option<PathBuf>,
-    /// Calibration that plans are made with; none: nominal costs. Read it by [`Self::planning`].
+    /// Calibration of the plans; none: nominal costs. Read it by [`Self::planning`].
     #[serde(deserialize_with = "Option::deserialize")]
     pub profile: Option<String>,
-    /// How uneven plans may be; none: no manifest describes the job, and the environment of its rank 0 says both. Read it by
-    /// [`Self::planning`].
+    /// Tolerance of uneven plans. None where no manifest describes the job: then the environment of its rank 0 has both values.
+    /// Read it by [`Self::planning`].
     #[serde(deserialize_with = "Option::deserialize")]
     pub tolerance: Option<Tolerance>,
     /// Moments at which the conductor sends `PhaseReached` and waits for `FaultsFired`.
     pub faults: Vec<Moment>,
 }
 
-/// What plans are made with.
+/// Where the calibration and the tolerance of plans come from.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Planning<'a> {
-    /// As the job says.
+    /// The job's settings.
     Said {
         /// The calibration; none: nominal costs.
         profile: Option<&'a str>,
         /// How uneven plans may be.
         tolerance: Tolerance,
     },
-    /// As the environment of the job's rank 0 says: no manifest describes the job, or its controller is of a control version that
-    /// could not say it.
+    /// The environment of the job's rank 0. No manifest describes the job, or its controller has a control version without these
+    /// fields.
     Environment,
 }
 
-/// The earlier word for [`Encryption::Required`].
+/// The earlier name of [`Encryption::Required`].
 const TLS: &str = "Tls";
-/// The control version since when workers know three words for what is encrypted.
+/// The first control version with three values of encryption.
 const THREE_WORDS: u32 = 3;
 
-/// Workers that know two words alone have the earlier one for [`Encryption::Required`]; later ones know both.
+/// Writes [`Encryption::Required`] by its earlier name. Workers that know only two values need that one; later ones know both
+/// names.
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "serde gives a reference")]
 fn encryption<S: Serializer>(it: &Encryption, serializer: S) -> Result<S::Ok, S::Error> {
     serializer.serialize_str(match it {
@@ -157,7 +158,7 @@ struct Added {
     since: u32,
     /// Name of the field in the JSON.
     field: &'static str,
-    /// The value that means what the version before did; none: workers of that version have theirs from their environment.
+    /// The value that means what the version before did. None where workers of that version take theirs from their environment.
     before: Option<fn() -> Value>,
 }
 
@@ -172,7 +173,7 @@ impl Settings {
     ///
     /// # Errors
     ///
-    /// A field that the worker does not know says something else than the worker would do.
+    /// The worker does not know a field, and its value differs from what the worker would do.
     pub fn to_text(&self, version: u32) -> Result<String, Error> {
         let value = serde_json::to_value(self).expect("settings are plain data");
         let Value::Object(mut fields) = value else { unreachable!("a struct is an object") };
@@ -201,7 +202,7 @@ impl Settings {
         Ok(settings)
     }
 
-    /// What plans of the job are made with.
+    /// Where the calibration and the tolerance of the job's plans come from.
     pub fn planning(&self) -> Planning<'_> {
         match self.tolerance {
             Some(tolerance) => Planning::Said { profile: self.profile.as_deref(), tolerance },
@@ -210,7 +211,7 @@ impl Settings {
     }
 }
 
-/// Takes away what a worker of `version` does not know.
+/// Removes the fields that a worker of `version` does not know.
 fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Result<(), Error> {
     for it in added.iter().filter(|it| it.since > version) {
         let value = fields.remove(it.field);
@@ -223,7 +224,7 @@ fn lower(fields: &mut Map<String, Value>, version: u32, added: &[Added]) -> Resu
     Ok(())
 }
 
-/// Adds what a controller of `version` could not say. What it did say stays.
+/// Adds the fields that a controller of `version` did not have. Present fields stay.
 fn raise(fields: &mut Map<String, Value>, version: u32, added: &[Added]) {
     for it in added.iter().filter(|it| it.since > version) {
         fields.entry(it.field).or_insert_with(|| it.before.map_or(Value::Null, |it| it()));
@@ -241,7 +242,7 @@ pub enum Error {
         /// What is wrong.
         source: serde_json::Error,
     },
-    /// Half of what plans are made with would be the job's, half the environment's.
+    /// The job has a calibration without a tolerance, so that half of the plans' input would come from the environment.
     #[error(
         "settings of the job are malformed: they say profile {profile} and no tolerance; run worker and controller of the \
          same release"

@@ -1,10 +1,10 @@
 //! TLS of the control service's listener.
 //!
-//! In: a TCP listener and the files of a certificate and its key. Out: a stream of connections whose
-//! handshake is done. Files that have changed are read again, so that a renewed certificate needs no
-//! restart; while they cannot be read the last good ones go on, and so they do until clients have been told of a new issuer.
+//! In: a TCP listener and the files of a certificate and its key. Out: a stream of connections after their handshake. Changed
+//! files are read again, so that a renewed certificate needs no restart. The old certificate stays in use while the files cannot
+//! be read, and until clients have the new issuer.
 //!
-//! A handshake has a deadline, and so many run at a time; the stream never fails for one client.
+//! Each handshake has a deadline, and at most `MAX_HANDSHAKES` run at a time. A client's failure never ends the stream.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::server::TlsStream;
 use tokio_stream::wrappers::ReceiverStream;
 
-/// What a client has to finish its handshake in.
+/// Deadline of a client's handshake.
 const HANDSHAKE_WITHIN: Duration = Duration::from_secs(10);
-/// Handshakes at the same time; further clients wait in the listener's queue.
+/// Maximum handshakes in progress; further clients wait in the listener's queue.
 const MAX_HANDSHAKES: usize = 128;
-/// Pause after the system refused to accept: out of descriptors, mostly.
+/// Pause after a failed accept, which usually means that the process is out of descriptors.
 const ACCEPT_AGAIN_AFTER: Duration = Duration::from_millis(100);
 
 /// Files of a certificate.
@@ -36,7 +36,7 @@ pub struct Files {
     pub key: PathBuf,
 }
 
-/// The certificate as it was read last.
+/// The certificate that was read last.
 #[derive(Clone)]
 pub struct Certificate {
     files: Files,
@@ -65,7 +65,7 @@ impl Certificate {
         Self { settles, ..self }
     }
 
-    /// The newest that could be read.
+    /// The configuration with the newest certificate that could be read.
     fn newest(&mut self) -> Arc<ServerConfig> {
         let written = self.files.written();
         // A time in the future says nothing about the age, since a clock may have been set back:
@@ -141,7 +141,7 @@ pub fn accept(
                     continue;
                 }
             };
-            // Small messages of one stream are not to wait for each other.
+            // Without this, small messages of one stream would wait for each other.
             let _ = socket.set_nodelay(true);
             let acceptor = TlsAcceptor::from(certificate.newest());
             let done = done.clone();

@@ -1,18 +1,17 @@
-//! Which versions may talk to each other.
+//! Decides which versions may talk to each other.
 //!
-//! In: the versions a worker says in `Hello`. Out: a [`Mismatch`] that names both sides, or nothing.
-//! The control version may be one behind, so that an operator's upgrade restarts no worker; the data
-//! version has to be equal among the workers of a job, since the bits and the frames between them depend
-//! on it. A controller of one job that started them compares it here; one of many jobs compares it within
-//! each.
+//! In: the versions in a worker's `Hello`. Out: a [`Mismatch`] that names both sides, or nothing. The control version may be one
+//! behind, so that an upgrade of the operator restarts no worker. The data version has to be equal among the workers of a job,
+//! since their bits and the frames between them depend on it. The controller of a single job compares it here; one of many jobs
+//! compares it within each job.
 
 use crate::proto::Hello;
 
 /// Version of the messages of this crate.
 pub const CONTROL_VERSION: u32 = 3;
 
-/// Version of planner, exchange, protocol and numerics together: raised when any of them changes
-/// what workers send each other or what they compute.
+/// Version of planner, exchange, protocol and numerics together. It is raised when any of them changes what workers send each
+/// other or what they compute.
 pub const DATA_VERSION: u32 = 12;
 
 /// Checks a worker's versions, against the job's data version where it is known.

@@ -1,8 +1,7 @@
 //! A worker's side of the stream, for code that is not async.
 //!
-//! In: who the worker is and what it has to say, through a bounded queue. Out: what the controller
-//! says, through another. A thread of its own runs the stream and opens it again, with growing
-//! pauses, when the controller goes away.
+//! In: the worker's hello, and its messages through a bounded queue. Out: the controller's messages, through another queue. A
+//! thread of its own runs the stream. When the controller goes away it opens the stream again, with growing pauses.
 //!
 //! ```text
 //! attach ──► connecting ──► Hello sent ──► Welcome ──► what was said before ──► attached ──Bye──► heard ──► left
@@ -10,16 +9,14 @@
 //!                └───── pause ──┴────────────────────────────────┴─────────────────┴───────────────┘ stream broke
 //! ```
 //!
-//! The hello of a later stream also says what the worker has got from the controller: the session and,
-//! to a conductor, the last view. After its Welcome the worker says again what a controller has to know
-//! (`said.rs`): the last step, its end, Bye. So a controller that keeps nothing goes on where
-//! another left off, also when that one had read everything and was lost before anybody else knew.
-//! Receipts for each message would not give that: what the lost one had read would not be said again.
+//! The hello of a later stream also has what the controller gave to the worker: the session and, for a conductor, the last view.
+//! After its Welcome the worker repeats what a controller has to know (`said.rs`): the last step, its end, Bye. So a controller
+//! that keeps no state goes on where another left off, also when that one had read everything and was lost before anybody else
+//! knew. Receipts for single messages would not achieve that: a worker would not repeat what the lost controller had read.
 //!
-//! Guarantees: a worker has left when a controller has taken all that lasts, in order. That it may hear twice.
-//! Of the rest each message is delivered at most once: those on their way when a stream breaks are
-//! lost, and of those that come while no controller listens all but the newest 1,024. Nothing here blocks
-//! the sender.
+//! Guarantees: a worker leaves only after a controller has read all lasting messages, in order; it may read them twice. Other
+//! messages arrive at most once. Those in flight are lost when a stream breaks. While no controller listens, only the newest
+//! 1,024 are kept. Nothing here blocks the sender.
 
 mod said;
 mod session;
@@ -34,18 +31,18 @@ use self::session::{Parting, Session};
 use crate::endpoint::Endpoint;
 use crate::proto::{Bye, ControllerMessage, Hello, Welcome, WorkerMessage, worker_message};
 
-/// Messages that wait for the thread that talks to the controller.
+/// Maximum messages that wait for the thread of the stream.
 const MAX_OUTGOING: usize = 8192;
-/// Messages that wait while no controller listens, beside those that last.
+/// Maximum messages that are kept while no controller listens, beside the lasting ones.
 const MAX_KEPT: usize = 1024;
-/// Messages that wait for the worker.
+/// Maximum messages that wait for the worker.
 const MAX_INCOMING: usize = 256;
 
-/// How patient a worker is.
+/// Deadlines and pauses of a worker's stream.
 pub struct Options {
-    /// Longest wait for the first `Welcome`; none: as long as it takes, tried again and again.
+    /// Longest wait for the first `Welcome`; none waits and retries without end.
     pub welcome: Option<Duration>,
-    /// Longest wait for a connection, and after `Bye` for the controller to have read everything, before
+    /// Longest wait for a connection. It is also the longest wait after `Bye` for the controller to read everything, before
     /// another attempt.
     pub connect: Duration,
     /// First pause after a broken stream; doubles up to `longest_pause`.
@@ -68,7 +65,7 @@ impl Default for Options {
     }
 }
 
-/// A worker known to its controller.
+/// The attachment of a worker to its controller.
 #[derive(Debug)]
 pub struct Attachment {
     /// The first welcome. Those of later streams come through the receiver.
@@ -133,7 +130,7 @@ pub struct Sender {
 }
 
 impl Sender {
-    /// Queues a message; never blocks. Live reports give way when half of the queue is taken.
+    /// Queues a message; never blocks. It drops reports of the live load when half of the queue is full.
     pub fn send(&self, message: impl Into<WorkerMessage>) -> Result<(), Error> {
         let message = message.into();
         let live = matches!(message.message, Some(worker_message::Message::ServerReport(_)));
@@ -146,8 +143,7 @@ impl Sender {
         })
     }
 
-    /// Says goodbye and waits until a controller has read everything that lasts, at most for `deadline`; the
-    /// stream is over then.
+    /// Sends `Bye` and waits until a controller has read all lasting messages, at most for `deadline`. The stream is over then.
     ///
     /// # Errors
     ///
@@ -165,7 +161,7 @@ impl Sender {
     }
 }
 
-/// How the session's thread has ended, if it has.
+/// The result of the session's thread, once it has ended.
 #[derive(Debug, Default)]
 struct End {
     parting: Mutex<Option<Parting>>,
@@ -193,7 +189,7 @@ pub enum Error {
     /// No thread or no runtime.
     #[error("control client cannot start: {source}; check the limits on open files and threads")]
     Start {
-        /// What the system said.
+        /// The system's error.
         source: std::io::Error,
     },
     /// The controller refused the worker.
@@ -209,12 +205,12 @@ pub enum Error {
     NoWelcome {
         /// Address of the controller.
         endpoint: String,
-        /// How long was waited.
+        /// The time that was waited.
         patience: Duration,
-        /// What came of the last attempt.
+        /// Why the last attempt failed.
         trouble: String,
     },
-    /// More messages at once than the thread that talks to the controller takes.
+    /// The queue to the thread of the stream is full.
     #[error("queue to the controller is full; the message is dropped")]
     Full,
     /// The stream is over.
@@ -223,7 +219,7 @@ pub enum Error {
     /// The controller did not read everything in time.
     #[error("the controller did not take the last messages within {deadline:?}")]
     Undelivered {
-        /// How long was waited.
+        /// The time that was waited.
         deadline: Duration,
     },
 }

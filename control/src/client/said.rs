@@ -1,11 +1,10 @@
-//! What a worker has said that its controller has to know, whoever that is by now.
+//! The lasting messages of a worker: those that every controller has to know, also one that comes later.
 //!
-//! In: every message, in the order in which it is said. Out: the newest of each kind that lasts, in the order
-//! in which they were last said. Such a message says how things are, never what has changed: a controller
-//! that reads it twice knows no more than one that reads it once.
+//! In: every message, in the order in which it is sent. Out: the newest lasting message of each kind, in the order in which they
+//! were last sent. Such a message states how things are, never what has changed, so reading it twice does no harm.
 //!
-//! Not here: where a worker listens, which is in the hello of a later stream, and news of a moment, which
-//! nobody wants to read as new again.
+//! Two things are not here. The worker's addresses are in the hello of a later stream. News of a moment is never repeated, since
+//! it is old by then.
 
 use std::mem::discriminant;
 
@@ -17,7 +16,7 @@ use crate::proto::worker_message::Message;
 pub(super) struct Said(Vec<WorkerMessage>);
 
 impl Said {
-    /// Keeps a message that lasts, in the place of the last one of its kind.
+    /// Keeps a lasting message, behind all others. It replaces the last one of its kind.
     pub(super) fn note(&mut self, message: &WorkerMessage) {
         if lasts(message) {
             self.0.retain(|it| kind(it) != kind(message));
@@ -35,7 +34,7 @@ fn kind(message: &WorkerMessage) -> Option<std::mem::Discriminant<Message>> {
     message.message.as_ref().map(discriminant)
 }
 
-/// Whether a controller that comes later has to know it too.
+/// Whether a controller that comes later has to know the message too.
 pub(super) fn lasts(message: &WorkerMessage) -> bool {
     match message.message {
         Some(

@@ -1,12 +1,11 @@
-//! The stream's owner: opens it, says what waits, hands on what it hears, and opens it again.
+//! Owns the stream: opens it, sends what waits, passes on what it receives, and opens it again.
 //!
-//! In: a queue of messages. Out: the controller's words, and at the end whether it heard the worker out.
-//! Knows no deadline for leaving: who waits for the end drops the session.
+//! In: a queue of messages. Out: the controller's messages and, at the end, whether it has read all of the worker's. It has no
+//! deadline for leaving: whoever waits for the end drops the session.
 //!
-//! Invariant: `next` holds what was taken from the queue and is in no stream yet; what lasts of it is
-//! also in `said`. Nothing but the hello is said before the controller's Welcome, since one that does not
-//! know the worker does not listen. The queue is read then, too: it would fill up, and what comes last,
-//! a checkpoint or the end, would be refused.
+//! Invariant: `next` holds the messages that were taken from the queue and are in no stream yet; the lasting ones are also in
+//! `said`. Before the Welcome only the hello is sent, since a controller that does not know the worker does not read. The queue
+//! is read meanwhile all the same: a full one would refuse what comes last, a checkpoint or the end.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -31,35 +30,35 @@ pub(super) struct Session {
     hello: Hello,
     options: Options,
     queue: mpsc::Receiver<WorkerMessage>,
-    /// Nobody can put anything into the queue any more.
+    /// Whether all senders of the queue are gone.
     is_over: bool,
     next: VecDeque<WorkerMessage>,
-    /// Messages left out since the last welcome.
+    /// Messages that were dropped since the last welcome.
     dropped: u64,
     said: Said,
     inbox: SyncSender<ControllerMessage>,
-    /// Where the first welcome or the refusal goes.
+    /// Receiver of the first welcome or of the refusal.
     first: Option<SyncSender<Result<Welcome, Error>>>,
-    /// Why the last attempt came to nothing.
+    /// Why the last attempt failed.
     trouble: Arc<Mutex<String>>,
 }
 
 /// How a session ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(super) enum Parting {
-    /// The worker said goodbye, and a controller has read everything.
+    /// The worker sent `Bye`, and a controller has read everything.
     Heard,
-    /// The controller refused the worker, or the worker stopped without saying goodbye.
+    /// The controller refused the worker, or the worker stopped without `Bye`.
     Unheard,
 }
 
 /// How a stream ended.
 enum Ended {
-    /// For good.
+    /// The session is over.
     Left(Parting),
     /// The controller does not want this worker.
     Refused(String),
-    /// Something broke; worth another attempt.
+    /// The stream broke; another attempt may succeed.
     Broken(String),
 }
 
@@ -119,8 +118,8 @@ impl Session {
         }
     }
 
-    /// Takes a message from the queue while no controller listens. What lasts is in `said`, the newest of each kind; of the
-    /// rest the newest [`MAX_KEPT`] wait, and one report of the load.
+    /// Keeps a message while no controller listens. Lasting ones go to `said`, the newest of each kind. Of the others the newest
+    /// [`MAX_KEPT`] wait, with one report of the load.
     fn keep(&mut self, message: Option<WorkerMessage>) {
         let Some(message) = message else {
             self.is_over = true;
@@ -192,7 +191,7 @@ impl Session {
         incoming: &mut Streaming<ControllerMessage>,
         welcome: &mut bool,
     ) -> Ended {
-        // Bye, if it is there, comes last.
+        // If there is a Bye, it is the last message.
         self.next.retain(|it| !lasts(it));
         let mut is_begun = false;
         loop {
@@ -239,7 +238,7 @@ impl Session {
         self.drain(incoming).await
     }
 
-    /// Puts what a controller has to know behind what waits, since Bye is the last that it hears.
+    /// Queues the lasting messages behind what waits, since Bye is the last message that a controller reads.
     fn begin(&mut self) {
         self.next.extend(self.said.again());
         let dropped = std::mem::take(&mut self.dropped);
@@ -263,8 +262,8 @@ impl Session {
         }
     }
 
-    /// Tells a refusal, which stays one, from a fault of the moment. A worker that was welcome once tries
-    /// again with a token that may be new by then.
+    /// Tells a refusal, which is final, from a passing fault. A worker that was welcome before tries again after a refused token,
+    /// since its token may be renewed by then.
     fn ended(&self, status: &Status) -> Ended {
         let mut refusals = vec![Code::FailedPrecondition, Code::InvalidArgument];
         if self.first.is_some() {
@@ -274,7 +273,7 @@ impl Session {
         if refusals.contains(&status.code()) { Ended::Refused(text) } else { Ended::Broken(text) }
     }
 
-    /// Addresses become part of the hello of later streams, what lasts is said again in them.
+    /// Keeps a message for later streams: addresses become part of the hello, lasting messages are repeated.
     fn remember(&mut self, message: &WorkerMessage) {
         if let Some(worker_message::Message::Listening(listening)) = &message.message {
             self.hello.exchange_address.clone_from(&listening.exchange_address);
@@ -322,7 +321,7 @@ fn is_welcome(message: &ControllerMessage) -> bool {
     matches!(message.message, Some(controller_message::Message::Welcome(_)))
 }
 
-/// Pauses between streams.
+/// The growing pauses between streams.
 struct Pauses {
     first: Duration,
     longest: Duration,
