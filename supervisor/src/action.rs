@@ -1,7 +1,7 @@
-//! What goes into the supervisor's decisions and what comes out.
+//! Inputs and actions of the supervisor's decisions.
 //!
-//! In: [`Input`]s, one at a time. Out: [`Action`]s, to be carried out in order. [`Worker`] is what is
-//! remembered about a process between the two. No decision here; those are in [`super::state`].
+//! In: [`Input`]s, one at a time. Out: [`Action`]s, to be carried out in order. [`Worker`] is the state of a process between the
+//! two. No decision is made here: [`super::state`] makes them.
 
 use std::time::Duration;
 
@@ -43,13 +43,13 @@ pub(crate) enum Action {
     Kill(WorkerName),
     /// SIGSTOP to a process and its children.
     Pause(WorkerName),
-    /// Answer a hello.
+    /// Accept a hello.
     Welcome { link: LinkId, conductor: Option<Conductor> },
-    /// Answer a hello with no.
+    /// Refuse a hello with a reason.
     Refuse { link: LinkId, reason: String },
-    /// Tell a worker something.
+    /// Send a message to a worker.
     Send { link: LinkId, message: ControllerMessage },
-    /// A worker's address is known.
+    /// Record a worker's address.
     Address { worker: WorkerName, address: String },
     /// Report something.
     Emit(RunEvent),
@@ -66,14 +66,14 @@ pub(crate) enum Hit {
     Paused,
 }
 
-/// When a process that was ended had said nothing for too long.
+/// When the silence began for which a process was ended.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub(crate) enum Overdue {
-    /// It never registered, so another one would not register either.
+    /// It never registered, so a new process would not register either.
     AtStart,
-    /// Later.
+    /// After it had registered.
     Since,
-    /// It said its last words and did not end.
+    /// After its last report: it did not exit.
     Leaving,
 }
 
@@ -83,7 +83,7 @@ pub(crate) struct Worker {
     pub(crate) link: Option<LinkId>,
     /// Process id in its hello.
     pub(crate) pid: u32,
-    /// Since when it should have said something; none while it is attached and listens.
+    /// Since when it has been silent; none while it is attached and registered.
     pub(crate) silent_since: Option<Duration>,
     /// Its entry as a server, from its hello.
     pub(crate) server: proto::Server,
@@ -94,30 +94,29 @@ pub(crate) struct Worker {
     pub(crate) speed: Option<u64>,
     /// Its own report of its end.
     pub(crate) account: Option<Finished>,
-    /// Until when it has to be gone after that.
+    /// Deadline of its exit after that report.
     pub(crate) leaves_by: Option<Duration>,
-    /// Until when it may be at work on its checkpoint, as it said when it was to end.
+    /// Deadline of its checkpoint: until then it may be at work, as it reported after it was asked to end.
     pub(crate) busy_until: Option<Duration>,
-    /// A server that was asked to end, and goes when its work is done: its end is no crash.
+    /// Whether it is a server that was asked to end, and leaves when its work is done. Its end is no crash.
     pub(crate) leaves: bool,
-    /// What a fault of the user did to it: its end is no crash of its own.
+    /// The fault that the user ordered for it. Its end is no crash of its own.
     pub(crate) hit: Option<Hit>,
-    /// The supervisor has killed it.
+    /// Whether the supervisor has killed it.
     pub(crate) killed: bool,
-    /// Set if it was ended because nothing was heard from it.
+    /// Set if it was ended for its silence.
     pub(crate) overdue: Option<Overdue>,
-    /// How its process ended, and the time at which its end counts at the latest: its stream may
-    /// still hold messages.
+    /// How its process ended, and the latest time at which that end counts: its stream may still hold messages.
     pub(crate) gone: Option<(Exit, Duration)>,
 }
 
 impl Worker {
-    /// Whether it may be ended for what it has not done: it lives, and nothing else ends it.
+    /// Whether it may be ended for its silence: it lives, and nothing else ends it.
     pub(crate) fn is_awaited(&self) -> bool {
         !self.killed && self.hit.is_none() && self.gone.is_none()
     }
 
-    /// Whether it ended well, if it has said anything of its end.
+    /// Whether its report says that it ended well; none without a report.
     pub(crate) fn has_completed(&self) -> Option<bool> {
         let account = self.account.as_ref();
         account.map(|it| it.outcome() == finished::Outcome::Completed)

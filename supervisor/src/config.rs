@@ -20,7 +20,7 @@ pub struct RunConfig {
     /// The job; options for the trainers (`--steps`, `--seed`, `--data` …) are already in the
     /// arguments of its container.
     pub job: TrainingJob,
-    /// Steps of the job, as its arguments say; `None` where only its own program knows.
+    /// Steps of the job, from its arguments; `None` where only its own program knows them.
     pub steps: Option<u64>,
     /// Where files go. Must exist.
     pub out: PathBuf,
@@ -47,17 +47,17 @@ pub struct RunConfig {
 pub struct Limits {
     /// From a worker's start until it is registered, and the longest a live worker may be detached.
     pub register: Duration,
-    /// What survivors that know of a dead trainer have to write their checkpoint and leave. One that says that it is at work has
-    /// what it would have after an interrupt, each time from then on.
+    /// Time of survivors that know of a dead trainer to write their checkpoint and leave. One that reports that it is at work
+    /// gets as long as after an interrupt, from each report on.
     pub survivors: Duration,
-    /// Time from the first interrupt until everything is killed, beyond the time of the steps that
-    /// are out. It begins again at the end of each of these steps.
+    /// Time from the first interrupt until everything is killed, beyond the time of the steps in progress. It begins again at the
+    /// end of each of these steps.
     pub interrupt: Duration,
     /// Time for a trainer to exit after its last words.
     pub last_words: Duration,
-    /// What workers have to leave once the job is done.
+    /// Time of workers to leave once the job is done.
     pub farewell: Duration,
-    /// A server that dies, or ends before it has joined, three times within this time is not started again.
+    /// Window of the crash loop: a server that dies, or ends before it has joined, three times within it is not started again.
     pub crash_loop: Duration,
 }
 

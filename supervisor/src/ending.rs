@@ -1,5 +1,4 @@
-//! The part of the decisions about how a job ends: trainers that finish, fail or die, restarts,
-//! interrupts.
+//! Decides how a job ends: trainers that finish, fail or die, restarts, interrupts.
 //!
 //! ```text
 //!           all trainers say so                   all gone
@@ -10,10 +9,9 @@
 //!  └───────────► Interrupted ──────► Killing(Done(Interrupted)) ► Done
 //! ```
 //!
-//! Every state but Running has an end in time: at its deadline everything that lives is killed. A trainer that
-//! says that it is at work on its checkpoint has longer: until it was silent about it for as long as an
-//! interrupt waits. A job is done once all its trainers have said that they are: what their processes do
-//! then changes nothing.
+//! Every state but Running has a deadline, at which everything that lives is killed. A trainer that reports work on its
+//! checkpoint has longer: until it has been silent about it for as long as an interrupt waits. A job is done once all its
+//! trainers have reported so. What their processes do then changes nothing.
 
 use std::time::Duration;
 
@@ -26,11 +24,11 @@ use super::exit::{BAD_INPUT, Exit};
 use super::mode::{Cause, Mode, Next};
 use super::state::State;
 
-/// Steps that may be out when the user interrupts.
+/// Maximum steps in progress when the user interrupts.
 const MAX_STEPS_OUT: u32 = 2;
 
 impl State {
-    /// A trainer is gone; it is no longer in `workers`.
+    /// Handles the end of a trainer, which is no longer in `workers`.
     pub(crate) fn trainer_ended(
         &mut self,
         now: Duration,
@@ -51,13 +49,13 @@ impl State {
             self.completed += 1;
             return;
         }
-        // Torchrun ends with a code of its own, whatever that of its rank was.
+        // Torchrun exits with a code of its own, whatever the codes of its ranks.
         let said = worker.account.as_ref().map(|it| it.exit_code);
         let is_bad =
             exit.code.is_some_and(|it| it == BAD_INPUT || it != 0 && said == Some(BAD_INPUT));
         if is_bad && !matches!(self.mode, Mode::Killing(_)) {
             let message = exit.last_words(name, worker.account.as_ref());
-            // The others may have steps to write down; of those that end by a user's interrupt trainer 0 alone.
+            // The other trainers may have steps to save. After a user's interrupt only trainer 0 has them.
             if self.reported.is_none() || matches!(self.mode, Mode::Interrupted { .. }) {
                 self.kill_all_then(Err(RunError::BadInput { message }), out);
                 return;
@@ -85,7 +83,7 @@ impl State {
         }
     }
 
-    /// The first trainer has failed: the others write their checkpoint.
+    /// Handles the first failure of a trainer: the others write their checkpoint.
     fn survive(&mut self, now: Duration, name: WorkerName, exit: &Exit, out: &mut Vec<Action>) {
         if let Mode::Running = self.mode {
             let until = now + self.survivors_learn() + self.config.limits.survivors;
@@ -94,14 +92,14 @@ impl State {
         }
     }
 
-    /// The longest until survivors know that a trainer is dead: the conductor believes it after a suspicion, and for one more
-    /// looks whether others are dead, too.
+    /// Longest time until survivors know that a trainer is dead. The conductor believes it after one suspicion, and takes one
+    /// more to see whether others are dead too.
     fn survivors_learn(&self) -> Duration {
         let suspicion = self.config.pool.spec.health.suspect_after_milliseconds;
         Duration::from_millis(2 * u64::from(suspicion))
     }
 
-    /// A trainer is at work, and says so: it may be so as long as after an interrupt.
+    /// Extends the deadline of a trainer that reports work, by as long as after an interrupt.
     pub(crate) fn busy(&mut self, now: Duration, name: WorkerName) {
         if let Mode::Survivors { .. } | Mode::Interrupted { .. } = self.mode {
             let until = now + self.config.limits.interrupt.saturating_add(self.steps_out());
@@ -111,17 +109,17 @@ impl State {
         }
     }
 
-    /// Whether the job trains, and nothing ends it.
+    /// Whether the job trains and is not ending.
     pub(crate) fn trains(&self) -> bool {
         matches!(self.mode, Mode::Running)
     }
 
-    /// How long the steps that may be out take.
+    /// Time that the steps in progress may take.
     fn steps_out(&self) -> Duration {
         self.step_took.saturating_mul(MAX_STEPS_OUT)
     }
 
-    /// After an end: is it time for the next thing?
+    /// After a process has ended, takes the next step of the job's end if it is due.
     pub(crate) fn settle(&mut self, now: Duration, out: &mut Vec<Action>) {
         let trainers = || self.workers.iter().filter(|(name, _)| name.role == Role::Trainer);
         let said = trainers().filter(|(_, it)| it.has_completed() == Some(true)).count();
@@ -158,7 +156,7 @@ impl State {
         Outcome { attempts: self.attempt, sample: self.sample.clone() }
     }
 
-    /// All trainers are done: servers may leave, trainers do.
+    /// All trainers are done: tells servers and trainers to leave.
     fn farewell(&mut self, now: Duration, out: &mut Vec<Action>) {
         self.mode = Mode::Farewell { until: now + self.config.limits.farewell };
         let servers = self.workers.iter_mut().filter(|(name, _)| name.role == Role::Server);
@@ -176,7 +174,7 @@ impl State {
         }
     }
 
-    /// All trainers of a failed attempt are gone: again, or the end?
+    /// All trainers of a failed attempt are gone: restarts the job or ends it.
     fn judge(&mut self, out: &mut Vec<Action>) {
         if let Some(message) = self.refused.take() {
             return self.kill_all_then(Err(RunError::BadInput { message }), out);
@@ -189,7 +187,7 @@ impl State {
             .iter()
             .find(|rule| code.is_some_and(|code| rule.exit_codes.contains(&code)));
         let allowed = policy.max_restarts.unwrap_or(0);
-        // Restarts count in a row: a newer checkpoint sets them back.
+        // The limit is for restarts in a row: a newer checkpoint resets the count.
         if self.saved > self.counted_from {
             (self.restarts, self.counted_from) = (0, self.saved);
         }
@@ -219,7 +217,7 @@ impl State {
         self.kill_all_then(Err(RunError::JobFailed { message, log: exit.log }), out);
     }
 
-    /// Ends everything at once, then the run with `result`.
+    /// Kills everything, then ends the run with `result`.
     pub(crate) fn kill_all_then(
         &mut self,
         result: Result<Outcome, RunError>,
@@ -232,7 +230,7 @@ impl State {
         }
     }
 
-    /// A step is over: after an interrupt the next one that is out may take as long.
+    /// A step has ended: after an interrupt the next one in progress may take as long.
     pub(crate) fn wait_on(&mut self, now: Duration) {
         let again = now + self.config.limits.interrupt.saturating_add(self.step_took);
         if let Mode::Interrupted { until } = &mut self.mode {
@@ -247,7 +245,7 @@ impl State {
         match (&self.mode, link) {
             (Mode::Running, Some(link)) => {
                 out.push(Action::Send { link, message: Stop { checkpoint: true }.into() });
-                // A stop counts after the last step that is out.
+                // The time for a stop begins after the last step in progress.
                 let until = now + self.config.limits.interrupt.saturating_add(self.steps_out());
                 self.mode = Mode::Interrupted { until };
                 let text = "interrupted: waiting for a checkpoint; once more ends it at once";

@@ -1,4 +1,4 @@
-//! What a run reports while it goes on, and how it ends.
+//! The events that a run reports, and how it ends.
 //!
 //! Out: [`RunEvent`]s in the order in which things happened, then one [`Outcome`] or [`RunError`].
 //! Records serialise with the field names of the files under `OUT`. Nothing is written or drawn here.
@@ -60,7 +60,7 @@ pub enum RunEvent {
     ProcessEnded {
         /// Which.
         worker: WorkerName,
-        /// How, in words: `exit code 0`, `killed by SIGKILL`.
+        /// A description of its end: `exit code 0`, `killed by SIGKILL`.
         how: String,
     },
     /// A step is done. Its `Header` and `Server` rows come before it.
@@ -76,7 +76,7 @@ pub enum RunEvent {
     },
     /// Live load of a server, about once a second; of one in place while it has work.
     Load(LoadRecord),
-    /// Something a person should read.
+    /// A message for the user.
     Notice {
         /// How serious.
         level: Level,
@@ -136,14 +136,14 @@ pub struct StepRecord {
     pub tokens: u64,
     /// Wall time.
     pub seconds: f64,
-    /// Waiting for attention that nothing hid, of the worst trainer.
+    /// Time that the worst trainer waited for attention without computing meanwhile.
     pub exposed_wait_seconds: f64,
-    /// Waiting for the header and plan of the step after the one before it, of the worst trainer; 0 where it was not told.
+    /// Time that the worst trainer waited for the header and plan of the step after the one before it; 0 where it was not told.
     #[serde(default)]
     pub header_wait_seconds: f64,
     /// Slots lost in the step.
     pub failovers: u32,
-    /// Busiest server over the mean.
+    /// Load of the busiest server, divided by the mean.
     pub imbalance: f64,
     /// The same ratio, if every trainer computed its own rows.
     pub imbalance_unplanned: f64,
@@ -174,7 +174,7 @@ pub struct ServerRecord {
     pub kind: ServerKind,
     /// Slot that it filled.
     pub slot: u32,
-    /// Start of the server that it was.
+    /// Incarnation of that server.
     pub incarnation: u32,
     /// Tasks it ran.
     pub tasks: u32,
@@ -235,7 +235,7 @@ pub struct Outcome {
     pub sample: Option<String>,
 }
 
-/// How a run ended otherwise.
+/// How a run ended without success.
 #[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
 pub enum RunError {
     /// What the user gave cannot be run. Exit code 2.

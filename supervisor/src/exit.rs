@@ -1,7 +1,7 @@
-//! How a process ended, and in which words that is reported.
+//! How a process ended, and the line that reports it.
 //!
-//! In: what the system says of the process, and the last lines of its log. Out: one line about the end. What follows from it is
-//! decided in [`super::ending`].
+//! In: the system's exit status of the process, and the last lines of its log. Out: one line about the end. [`super::ending`]
+//! decides what follows from it.
 
 use std::fmt;
 
@@ -11,7 +11,7 @@ use rustix::process::Signal;
 
 use super::event::WorkerName;
 
-/// Exit code of a worker that refuses what the user gave.
+/// Exit code of a worker that refuses its input.
 pub(crate) const BAD_INPUT: i32 = 2;
 
 /// How a process ended.
@@ -37,7 +37,7 @@ impl fmt::Display for Exit {
 }
 
 impl Exit {
-    /// Whether SIGTERM ended it.
+    /// Whether SIGTERM ended it, or it exited after one.
     pub(crate) fn was_asked(&self) -> bool {
         self.code == Some(ASKED_TO_END.into()) || self.signal == Some(Signal::TERM.as_raw())
     }

@@ -1,10 +1,10 @@
-//! A container whose command starts the ranks of its node by itself: torchrun.
+//! Launchers: a container whose command starts the ranks of its node by itself, as torchrun does.
 //!
-//! In: a container's command and arguments, the codes that its ranks exited with. Out: whether it is one, what of it the job
-//! decides ([`refused`]), and the code of its node (`code_of`). The supervisor starts it once a node; which ranks it starts it
-//! learns from variables (`PET_NNODES` and the like).
+//! In: a container's command and arguments, and the exit codes of its ranks. Out: whether it is a launcher, which options belong
+//! to the job ([`refused`]), and the exit code of its node (`code_of`). The supervisor starts a launcher once per node. The
+//! launcher learns its ranks from variables (`PET_NNODES` and the like).
 //!
-//! Its options are read as torchrun reads them, up to the script, abbreviations too; those of the script are its own.
+//! Its options are read as torchrun reads them, including abbreviations. Options behind the script belong to the script.
 
 use std::path::Path;
 
@@ -13,9 +13,9 @@ use cadre_crds::k8s_openapi::api::core::v1::Container;
 
 use super::exit::BAD_INPUT;
 
-/// Exit code of a rank that is not the cause.
+/// Exit code of a rank that stopped because of another one.
 const COULD_NOT_GO_ON: i32 = 3;
-/// The module that torchrun is.
+/// Torchrun as a Python module.
 const MODULE: [&str; 2] = ["-m", "torch.distributed.run"];
 /// Options without a value.
 const FLAGS: &[&str] = &[
@@ -29,7 +29,7 @@ const FLAGS: &[&str] = &[
     "--standalone",
     "--virtual-local-rank",
 ];
-/// Options that say which ranks there are and where they meet; the job decides these.
+/// Options for the ranks and their meeting point. The job sets these, so they are refused.
 const OF_THE_JOB: &[&str] = &[
     "--master-addr",
     "--master-port",
@@ -41,7 +41,7 @@ const OF_THE_JOB: &[&str] = &[
     "--standalone",
 ];
 const MAX_RESTARTS: &str = "--max-restarts";
-/// Further options with a value. They say which abbreviations are of one option alone.
+/// Other options with a value. They decide which abbreviations are unambiguous.
 const OTHERS: &[&str] = &[
     "--event-log-handler",
     "--help",
@@ -65,21 +65,21 @@ const OTHERS: &[&str] = &[
 /// The environment variable with the meaning of [`MAX_RESTARTS`].
 const PET_MAX_RESTARTS: &str = "PET_MAX_RESTARTS";
 
-/// Command and arguments of a container, one after the other.
+/// Command and arguments of a container, in one list.
 pub(crate) fn words(container: &Container) -> Vec<String> {
     [&container.command, &container.args].into_iter().flatten().flatten().cloned().collect()
 }
 
-/// Whether a container starts ranks by itself.
+/// Whether a container is a launcher.
 pub fn is_launcher(container: &Container) -> bool {
     let words = words(container);
     let program = words.first().map(|it| Path::new(it).file_name() == Some("torchrun".as_ref()));
     program.unwrap_or(false) || words.windows(2).any(|it| it == MODULE)
 }
 
-/// The code that tells why a node ended, where its launcher exited with `own`: torchrun exits with 1 whatever its ranks did. Of
-/// ranks that have left none, as when they were killed, nothing is known but that. The cause counts: bad input before all
-/// else, and last who could not go on without others or was asked to end.
+/// The exit code that tells why a node ended, where its launcher exited with `own`: torchrun exits with 1 whatever its ranks did.
+/// Ranks that left no code, as when they were killed, say nothing more. The cause counts: bad input comes first, and ranks that
+/// stopped because of others, or were asked to end, come last.
 pub(crate) fn code_of(own: i32, ranks: impl Iterator<Item = Option<i32>>) -> i32 {
     let place = |code: &Option<i32>| match *code {
         Some(BAD_INPUT) => 0,
@@ -93,7 +93,7 @@ pub(crate) fn code_of(own: i32, ranks: impl Iterator<Item = Option<i32>>) -> i32
     if own == 0 { own } else { found.filter(|it| *it != 0).unwrap_or(own) }
 }
 
-/// The code that a rank has left in a folder.
+/// The code that a rank wrote into a folder.
 pub(crate) fn left(folder: &Path, rank: u16) -> Option<i32> {
     std::fs::read_to_string(folder.join(rank.to_string())).ok()?.trim().parse().ok()
 }

@@ -1,4 +1,4 @@
-//! What the run is doing: it trains, or it ends in one of several ways.
+//! The mode of the run: it trains, or it ends in one of several ways.
 //!
 //! In and out: nothing; [`super::ending`] says which mode follows which, and has the picture.
 
@@ -8,7 +8,7 @@ use super::action::Worker;
 use super::event::{Outcome, RunError, WorkerName};
 use super::exit::Exit;
 
-/// What the run is doing.
+/// The mode of the run.
 #[derive(Debug)]
 pub(crate) enum Mode {
     /// Training.
@@ -24,7 +24,7 @@ pub(crate) enum Mode {
 }
 
 impl Mode {
-    /// When a worker that still lives is killed: later, if it is writing its checkpoint.
+    /// Deadline at which a worker that still lives is killed. It is later while the worker writes its checkpoint.
     pub(crate) fn until_of(&self, worker: &Worker) -> Option<Duration> {
         match *self {
             Self::Survivors { until } | Self::Interrupted { until } => {
@@ -36,7 +36,7 @@ impl Mode {
     }
 }
 
-/// What follows when no process is left.
+/// What the run does when no process is left.
 #[derive(Debug)]
 pub(crate) enum Next {
     /// A further attempt.

@@ -1,15 +1,15 @@
-//! Events on their way to who displays and keeps them, who may stand still: a pipe that nobody reads, a disk that hangs.
+//! The queue of events to the display and the files, whose reader may stop: a pipe that nobody reads, a disk that hangs.
 //!
-//! In: events, in order. Out: the same, through a queue with a bound. The supervisor never waits for it, so that it can still end what
-//! runs; what it hears of workers waits instead ([`Gate`]).
+//! In: events, in order. Out: the same, through a bounded queue. The supervisor never waits for the reader, so that it can still
+//! end the run. While the queue is full, it stops reading from workers ([`Gate`]).
 //!
 //! ```text
 //! supervisor ──has room──▶ queue ──▶ display and files
 //!     └──full: load reports are dropped, all else waits here, and workers are not heard until it is gone
 //! ```
 //!
-//! Invariant: no event but a load report is ever lost, nor overtakes another. What waits here is bounded by what was under way when the
-//! queue was full: the supervisor's own queue, and the ends of its processes.
+//! Invariant: no event but a load report is lost or reordered. Few events wait here: those that were in the supervisor's own
+//! queue when this one filled up, and the ends of its processes.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{SyncSender, TrySendError};
@@ -17,12 +17,12 @@ use std::sync::{Arc, Condvar, Mutex, PoisonError};
 
 use super::event::RunEvent;
 
-/// What a thread passes only while it is open.
+/// A gate that holds a thread while it is closed.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Gate(Arc<(Mutex<bool>, Condvar)>);
 
 impl Gate {
-    /// Waits while it is closed.
+    /// Blocks while the gate is closed.
     pub(crate) fn pass(&self) {
         let (closed, changed) = &*self.0;
         let guard = closed.lock().unwrap_or_else(PoisonError::into_inner);
@@ -49,12 +49,12 @@ impl Outgoing {
         Self { queue, waiting: VecDeque::new(), gate }
     }
 
-    /// Whether the queue was full, and is not known to have room again.
+    /// Whether events wait here because the queue was full.
     pub(crate) fn is_held_up(&self) -> bool {
         !self.waiting.is_empty()
     }
 
-    /// Puts an event behind the others. If nobody is there to take it, it is gone.
+    /// Appends an event. Drops load reports while other events wait here, and any event if the reader is gone.
     pub(crate) fn put(&mut self, event: RunEvent) {
         if self.is_held_up() {
             if !matches!(event, RunEvent::Load(_)) {
@@ -72,7 +72,7 @@ impl Outgoing {
         }
     }
 
-    /// Puts what waits into the queue, as far as there is room.
+    /// Moves waiting events into the queue, as far as it has room.
     pub(crate) fn go_on(&mut self) {
         while let Some(event) = self.waiting.pop_front() {
             if let Err(TrySendError::Full(event)) = self.queue.try_send(event) {
@@ -83,7 +83,7 @@ impl Outgoing {
         self.gate.close(false);
     }
 
-    /// Waits until all is in the queue, or nobody is there to take it. Nothing runs any more.
+    /// Blocks until all events are in the queue, or the reader is gone. It is called when no process is left.
     pub(crate) fn finish(&mut self) {
         for event in self.waiting.drain(..) {
             if self.queue.send(event).is_err() {

@@ -1,4 +1,4 @@
-//! The part of the decisions about who is there: hellos, addresses, views, and what workers report.
+//! Decides about membership: hellos, addresses, views, and the reports of workers.
 //!
 //! In: messages of workers. Out: welcomes, rosters, views and [`RunEvent`]s. The first view waits
 //! until every trainer and every server that can still come is there, so that a run starts with all
@@ -22,7 +22,7 @@ use super::mode::Mode;
 use super::state::State;
 
 impl State {
-    /// A hello: welcome those that this run has started.
+    /// Handles a hello. Welcomes the processes that this run has started.
     pub(crate) fn attached(
         &mut self,
         now: Duration,
@@ -48,14 +48,14 @@ impl State {
             out.push(Action::Refuse { link, reason });
             return;
         };
-        // A stream that broke is opened again by the process that had it.
+        // The process that had a broken stream opens it again.
         if worker.link.is_some() && worker.pid != hello.pid {
             let here = worker.pid;
             let reason = format!("{name} is here already, as process {here}; start each rank once");
             let second = hello.pid;
             out.push(Action::Refuse { link, reason: reason.clone() });
             match (&self.mode, name.role) {
-                // Nobody knows which of the two its user means.
+                // Nobody knows which of the two processes the user means.
                 (Mode::Running | Mode::Interrupted { .. }, Role::Trainer) => {
                     let message =
                         format!("process {second} joins as a rank of the job, but {reason}");
@@ -81,7 +81,7 @@ impl State {
         let leaves = worker.leaves;
         out.push(Action::Welcome { link, conductor });
         if leaves {
-            // Its stream may have broken before it heard.
+            // The stream may have broken before the worker read the request to drain.
             out.push(Action::Send { link, message: Drain::default().into() });
         }
         if !hello.exchange_address.is_empty() {
@@ -93,7 +93,7 @@ impl State {
         }
     }
 
-    /// A worker is registered.
+    /// Handles the registration of a worker.
     fn listens(&mut self, name: WorkerName, listening: Listening, out: &mut Vec<Action>) {
         let Some(worker) = self.workers.get_mut(&name) else { return };
         let Listening { exchange_address, ring_address } = listening;
@@ -127,7 +127,7 @@ impl State {
         }
     }
 
-    /// Where the conductor listens, once it does.
+    /// Address of the conductor, once it listens.
     fn conductor_address(&self) -> Option<Conductor> {
         let (name, worker) = self.conductor().filter(|(_, worker)| worker.listening)?;
         Some(Conductor {
@@ -233,7 +233,7 @@ impl State {
                     }
                 };
                 self.fire(now, at, out);
-                // A slot that was added is known before the next step goes out.
+                // An added slot is sent to the conductor before the next step begins.
                 self.offer_view(out);
                 if let Some(link) = self.workers.get(&name).and_then(|worker| worker.link) {
                     let (step, direction) = (reached.step, reached.direction);
@@ -268,7 +268,7 @@ impl State {
             }
             Message::Busy(_) if name.role == Role::Trainer => self.busy(now, name),
             Message::Leaving(_) if name.role == Role::Server => self.leaves(now, name, out),
-            // Who has drained or said goodbye ends by itself; its exit is what counts.
+            // A worker that has drained or sent Bye ends by itself. Only its exit counts.
             Message::Saved(_)
             | Message::Drained(_)
             | Message::Bye(_)
@@ -279,7 +279,7 @@ impl State {
         }
     }
 
-    /// A server was asked to end: it goes when what is planned for it is over, and is replaced then.
+    /// Handles the notice that a server was asked to end. It leaves when its planned work is over, and is replaced then.
     fn leaves(&mut self, now: Duration, name: WorkerName, out: &mut Vec<Action>) {
         let Some(worker) = self.workers.get_mut(&name) else { return };
         let Some(link) = worker.link.filter(|_| !std::mem::replace(&mut worker.leaves, true))

@@ -1,15 +1,15 @@
 //! The folder of the control socket.
 //!
-//! In: the temporary directory. Out: a [`Room`], a folder that only this user can enter. It is removed
-//! when it is dropped; one whose supervisor was killed is removed by the next run.
+//! In: the temporary directory. Out: a [`Room`], a folder that only this user can enter. Dropping it removes the folder. The next
+//! run removes the folder of a supervisor that was killed.
 //!
 //! ```text
 //! made ──▶ locked ──dropped──────────────────▶ removed
 //!             └─────killed──▶ free ──next run──▶ removed
 //! ```
 //!
-//! Invariant: the room of a supervisor that lives is locked, and the kernel opens the lock when the
-//! process is gone. Only the socket and an empty folder are ever removed.
+//! Invariant: the room of a living supervisor is locked, and the kernel releases the lock when the process ends. Only the socket
+//! and an empty folder are ever removed.
 
 use std::fs::{DirBuilder, File, TryLockError};
 use std::io::{Error, ErrorKind};
@@ -61,7 +61,7 @@ impl Room {
         self.path.join(SOCKET)
     }
 
-    /// Makes a room; `None` if another run's sweep was there before the lock.
+    /// Makes a room. `None` if another run removed it before it was locked.
     fn within(parent: &Path) -> std::io::Result<Option<Self>> {
         let mut random = [0; RANDOM_BYTES];
         getrandom::fill(&mut random)?;
@@ -101,13 +101,13 @@ impl Drop for Room {
 fn sweep(parent: &Path) {
     for entry in std::fs::read_dir(parent).into_iter().flatten().flatten() {
         let Some(pid) = entry.file_name().to_str().and_then(supervisor_of) else { continue };
-        // Not through links, and nothing of another user.
+        // Symbolic links and files of other users are left alone.
         let ours = entry.metadata().is_ok_and(|it| it.is_dir() && it.uid() == geteuid().as_raw());
-        // A process id says nothing about other containers that share the directory; the lock does.
+        // Containers that share the directory have process ids of their own, so a free id proves nothing. The lock does.
         if !ours || test_kill_process(pid).is_ok() {
             continue;
         }
-        // Held until the folder is gone, so that nobody moves in meanwhile.
+        // The lock is held until the folder is gone, so that no supervisor takes it meanwhile.
         if let Ok(lock) = File::open(entry.path())
             && lock.try_lock().is_ok()
         {

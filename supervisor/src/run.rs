@@ -1,8 +1,8 @@
-//! The shell around the decisions: carries out actions, brings in what happens.
+//! Carries out the actions of the decisions, and passes events to them.
 //!
-//! In: a [`RunConfig`]. Out: events, and the end of the run. One thread owns everything here: the
-//! caller's, which has to outlive all workers since they die with it. Others only put into its queue:
-//! the control service, one waiting thread per process, and [`Interrupt`].
+//! In: a [`RunConfig`]. Out: events, and the end of the run. The caller's thread owns everything here. It has to outlive all
+//! workers, since they die with it. Other threads only append to its queue: the control service, one waiting thread per process,
+//! and [`Interrupt`].
 
 use std::collections::{BTreeMap, VecDeque};
 use std::os::unix::net::UnixListener;
@@ -30,11 +30,12 @@ use super::state::State;
 const MAX_EVENTS: usize = 4096;
 /// Longest sleep when nothing is due.
 const LONGEST_WAIT: Duration = Duration::from_hours(1);
-/// How often it is tried again while nobody takes events.
+/// Interval at which events are offered again while their reader is stopped.
 const EVENTS_AGAIN_EVERY: Duration = Duration::from_millis(50);
 
-/// Runs a job to its end. Blocks; when it returns nothing that it started is left running, and all events are in the queue. While
-/// that is full, load reports are dropped, and workers are not heard; the job trains on, and an interrupt ends it.
+/// Runs a job to its end. Blocks. When it returns, no process that it started is left, and all events are in the queue. While the
+/// queue is full, load reports are dropped and messages of workers are not read. The job trains on, and an interrupt still ends
+/// it.
 ///
 /// # Errors
 ///
@@ -102,7 +103,7 @@ pub fn run(
     result
 }
 
-/// Asks a run to end; clones are the same. The first time with a checkpoint, the second at once.
+/// Asks a run to end; clones are the same. The first request asks for a checkpoint, the second kills.
 #[derive(Clone, Debug, Default)]
 pub struct Interrupt {
     inner: Arc<Mutex<Raised>>,
@@ -110,13 +111,13 @@ pub struct Interrupt {
 
 #[derive(Debug, Default)]
 struct Raised {
-    /// Raised before the run listened.
+    /// Interrupts before the run began to listen.
     early: usize,
     run: Option<SyncSender<Wake>>,
 }
 
 impl Interrupt {
-    /// Asks; may be called from any thread, before, during and after the run.
+    /// Requests the end; may be called from any thread, before, during and after the run.
     pub fn raise(&self) {
         let mut raised = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         match &raised.run {
@@ -148,7 +149,7 @@ struct Shell {
     settings: Settings,
     secret: Vec<u8>,
     started: Instant,
-    /// Time in which workers were not heard: they may not have been silent.
+    /// Time in which workers' messages were not read, and which does not count as their silence.
     stood: Duration,
     processes: Processes,
     records: BTreeMap<WorkerName, ProcessRecord>,
@@ -172,7 +173,7 @@ impl Shell {
             let longest = if held_up { EVENTS_AGAIN_EVERY } else { LONGEST_WAIT };
             let since = Instant::now();
             let woken = queue.recv_timeout(patience.min(longest));
-            // The deadlines of a job that is to end hold all the same.
+            // The deadlines of a job that is ending count all the same.
             if held_up && self.state.trains() {
                 self.stood += since.elapsed();
             }
@@ -185,7 +186,7 @@ impl Shell {
         }
     }
 
-    /// Time since the run began, without that in which workers were not heard.
+    /// Time since the run began, without the time in which workers' messages were not read.
     fn now(&self) -> Duration {
         self.started.elapsed().saturating_sub(self.stood)
     }
@@ -216,7 +217,7 @@ impl Shell {
         }
     }
 
-    /// Carries out actions and those that follow from them, until the run is over.
+    /// Carries out actions, and the actions that follow from them, until the list is empty or the run is over.
     fn act_all(&mut self, actions: Vec<Action>) -> Option<Result<Outcome, RunError>> {
         let mut actions = VecDeque::from(actions);
         while let Some(action) = actions.pop_front() {
@@ -291,7 +292,7 @@ impl Shell {
         }
     }
 
-    /// Attempts after the first, and resumed runs, go on from the newest checkpoint.
+    /// Prepares an attempt. All but the first of a new run resume from the newest checkpoint.
     fn begin(&mut self, number: u32) {
         let goes_on = number > 1 || self.state.config.resume;
         let newest = if goes_on { newest_checkpoint(&self.settings.checkpoints) } else { None };
@@ -334,7 +335,7 @@ fn settings(config: &RunConfig, checkpoints: PathBuf) -> Result<Settings, RunErr
         attention: config.attention,
         encryption: spec.attention.encryption.unwrap_or(Encryption::Off),
         checkpoints,
-        // Each step tells of its own here.
+        // Each step reports its own failovers.
         failovers: 0,
         resume: None,
         headers: config.headers.clone(),

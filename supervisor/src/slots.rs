@@ -1,4 +1,4 @@
-//! Slots of the run and who fills them, in the messages of the control service.
+//! The slots of the run and their occupants, as messages of the control service.
 //!
 //! In: servers that register, die or are added. Out: the slots of a view. What happens to them is decided
 //! by [`cadre_views::Slots`], for this controller and the operator alike.
@@ -35,7 +35,7 @@ impl Slots {
         self.0.fill(of(kind), server);
     }
 
-    /// A server is dead or lost; true when its slot is vacant because of that.
+    /// Makes the slot of a dead or lost server vacant. True if it was not vacant before.
     pub(crate) fn vacate(
         &mut self,
         kind: Kind,
@@ -46,22 +46,22 @@ impl Slots {
         self.0.vacate(of(kind), index.into(), incarnation, now)
     }
 
-    /// Makes all slots vacant and brings back those that had left: all servers start anew.
+    /// Makes all slots vacant and restores removed ones: all servers start anew.
     pub(crate) fn vacate_all(&mut self, now: Duration) {
         self.0.vacate_all(now);
     }
 
-    /// Takes slots out that have been vacant for `after`, but never the last one. Out: their numbers.
+    /// Removes slots that have been vacant for `after`, but never the last one. Returns their numbers.
     pub(crate) fn reshape(&mut self, now: Duration, after: Duration) -> Vec<u32> {
         self.0.reshape(now, after)
     }
 
-    /// When [`Self::reshape`] has something to do next.
+    /// Time at which [`Self::reshape`] next has a slot to remove.
     pub(crate) fn next_reshape(&self, after: Duration) -> Option<Duration> {
         self.0.next_reshape(after)
     }
 
-    /// The slots as the conductor gets them.
+    /// The slots of the view for the conductor.
     pub(crate) fn view(&self) -> Vec<Slot> {
         let server = |it: cadre_views::Server| Server {
             index: it.index,

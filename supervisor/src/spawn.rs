@@ -1,12 +1,13 @@
-//! Starts, signals and buries the processes of a run.
+//! Starts, signals and reaps the processes of a run.
 //!
 //! In: a worker's name and the container of its pod template. Out: a process in a process group of
 //! its own, its log under `OUT/logs`, and a call when it has ended. Decides nothing.
 //!
-//! A launcher is started once a node, as the first of its ranks. It is all of them: its end is theirs, and a signal to one
-//! of them is for it. Its code is that of the rank that is the cause, by what the ranks have left in a folder beside the log.
+//! A launcher is started once per node, under the name of its first rank, and stands for all its ranks. Its end is theirs, and a
+//! signal for one of them goes to it. Its exit code is that of the rank that caused the end, which the ranks have written to a
+//! folder beside the log.
 //!
-//! A process id stays this process's until [`Processes::bury`], so a signal never hits a stranger.
+//! A process id belongs to its process until [`Processes::bury`], so a signal never reaches another process.
 
 use std::collections::BTreeMap;
 use std::fs::{File, OpenOptions};
@@ -26,9 +27,9 @@ use super::event::{Role, WorkerName};
 use super::exit::Exit;
 use super::launcher::{self, left};
 
-/// Bytes of a log that are looked at when its process has ended.
+/// Bytes at the end of a log that are read when its process has ended.
 const TAIL_BYTES: u64 = 16 << 10;
-/// Lines of it that are shown.
+/// Maximum lines of it that are reported.
 const TAIL_LINES: usize = 20;
 
 /// Processes of a run; dropping it kills and buries all.
@@ -40,7 +41,7 @@ pub(crate) struct Processes {
     server: Container,
     shared: Vec<(&'static str, String)>,
     procs_per_node: u16,
-    /// Whether the trainers' program starts the ranks of a node by itself.
+    /// Whether the trainers' program is a launcher.
     launches: bool,
     /// Processes, by the first worker of each.
     children: BTreeMap<WorkerName, Running>,
@@ -51,11 +52,11 @@ struct Running {
     child: Child,
     log: PathBuf,
     log_start: u64,
-    /// Where ranks of a launcher leave their codes.
+    /// Folder in which a launcher's ranks leave their exit codes.
     codes: Option<PathBuf>,
-    /// Workers that it is and that are not buried.
+    /// Workers of the process that are not buried yet.
     workers: u16,
-    /// How it ended, once it was reaped.
+    /// How the process ended, once it was reaped.
     exit: Option<Exit>,
     ended: Arc<Mutex<Ended>>,
 }
@@ -110,7 +111,7 @@ impl Processes {
             (contract::WORLD_SIZE, config.trainers().to_string()),
             (contract::LOCAL_WORLD_SIZE, config.job.spec.procs_per_node.to_string()),
         ];
-        // For workers of control version 2; later ones have both from their settings.
+        // Workers of control version 2 need these variables; later ones have both in their settings.
         if let Some(profile) = &config.job.spec.attention.profile {
             shared.push((contract::CADRE_PROFILE, profile.clone()));
         }
@@ -160,7 +161,7 @@ impl Processes {
             open_log(&path).map_err(|source| Error::Log { path: path.clone(), source })?;
         let codes = (self.launches && role == Role::Trainer).then(|| path.with_extension("codes"));
         if let Some(path) = &codes {
-            // Codes of a run that was killed say nothing of this one.
+            // Codes of an earlier run must not count for this one.
             let _ = std::fs::remove_dir_all(path);
             std::fs::create_dir_all(path)
                 .map_err(|source| Error::Folder { path: path.clone(), source })?;
@@ -183,7 +184,7 @@ impl Processes {
         std::thread::Builder::new()
             .name(format!("wait-{role}-{index}"))
             .spawn(move || {
-                // Without reaping: the id stays taken until the supervisor has buried it.
+                // The process is not reaped yet: its id stays taken until the supervisor has buried it.
                 let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
                 while let Err(rustix::io::Errno::INTR) = waitid(WaitId::Pid(pid), options) {}
                 let mut node = node.lock().unwrap_or_else(PoisonError::into_inner);
@@ -230,7 +231,7 @@ impl Processes {
                 command.env(&variable.name, value);
             }
         }
-        // The job says these, or nobody: the shell's are not its own.
+        // Only the job sets these variables. Those of the user's shell must not reach the worker.
         for name in [contract::CADRE_PROFILE, contract::CADRE_TOLERANCE, contract::CADRE_CODES] {
             command.env_remove(name);
         }
@@ -267,7 +268,7 @@ impl Processes {
         let _ = kill_process_group(group, signal);
     }
 
-    /// Takes the end of a process that has ended, and ends what it has started.
+    /// Reaps a process that has ended, and kills what it has started.
     pub(crate) fn bury(&mut self, worker: WorkerName) -> Exit {
         self.signal(worker, Signal::KILL);
         let first = self.first(worker);
@@ -322,7 +323,7 @@ fn open_log(path: &Path) -> std::io::Result<(File, File, u64)> {
     Ok((log, copy, start))
 }
 
-/// Last lines of a log, not before `start`.
+/// Last lines of a log, from byte `start` on.
 fn tail(path: &Path, start: u64) -> std::io::Result<Vec<String>> {
     let mut log = File::open(path)?;
     let end = log.seek(SeekFrom::End(0))?;

@@ -1,4 +1,4 @@
-//! Decides what the supervisor does: which process to start, replace or kill, who is told what.
+//! Decides what the supervisor does: which process to start, replace or kill, and what to tell to whom.
 //!
 //! In: [`Input`]s with the time since the run began. Out: [`Action`]s, to be carried out in order.
 //! Who registers and what workers say is in [`super::registration`], how trainers end and what
@@ -22,30 +22,30 @@ use super::fault::Fault;
 use super::mode::{Cause, Mode};
 use super::slots::Slots;
 
-/// Early ends within [`Limits::crash_loop`] after which a server is given up: deaths, and leaves of servers that never joined.
+/// Early ends of a server within [`Limits::crash_loop`] after which it is not started again: deaths, and exits before it joined.
 const MAX_CRASHES: usize = 3;
 
-/// The supervisor's knowledge.
+/// The state of the decisions.
 #[derive(Debug)]
 pub(crate) struct State {
     pub(crate) config: RunConfig,
     pub(crate) attempt: u32,
-    /// Restarts since a newer checkpoint was heard of.
+    /// Restarts since a newer checkpoint was reported.
     pub(crate) restarts: u32,
-    /// Steps in the newest checkpoint that was heard of.
+    /// Steps in the newest reported checkpoint.
     pub(crate) saved: u64,
-    /// What that was when the restarts began to count.
+    /// Value of `saved` when the count of restarts began.
     pub(crate) counted_from: u64,
     pub(crate) mode: Mode,
     pub(crate) workers: BTreeMap<WorkerName, Worker>,
     pub(crate) completed: u16,
     pub(crate) cause: Option<Cause>,
-    /// What a trainer refused after steps were done, while the others write them down.
+    /// A trainer's refusal of its input after steps were done, while the others save them.
     pub(crate) refused: Option<String>,
     pub(crate) sample: Option<String>,
     /// The last step of this attempt that was reported.
     pub(crate) reported: Option<u64>,
-    /// Time of the last step that was reported, in any attempt.
+    /// Duration of the last reported step, in any attempt.
     pub(crate) step_took: Duration,
     pub(crate) slots: Slots,
     pub(crate) servers: u16,
@@ -57,7 +57,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Nothing runs yet; [`Self::begin`] starts the first attempt.
+    /// The state before the first attempt; [`Self::begin`] starts that.
     pub(crate) fn new(config: RunConfig) -> Self {
         let in_place = if config.in_place() { config.trainers() } else { 0 };
         Self {
@@ -106,7 +106,7 @@ impl State {
         }
     }
 
-    /// Takes one input.
+    /// Handles one input.
     pub(crate) fn handle(&mut self, now: Duration, input: Input, out: &mut Vec<Action>) {
         match input {
             Input::Attached { link, hello } => self.attached(now, link, &hello, out),
@@ -132,7 +132,7 @@ impl State {
             }
             Input::Exited { worker: name, exit } => {
                 let Some(worker) = self.workers.get_mut(&name) else { return };
-                // What a trainer said last decides whether the job is done.
+                // What a trainer reported last decides whether the job is done.
                 let speaks = name.role == Role::Trainer && worker.link.is_some();
                 worker.gone = Some((exit, now + self.config.limits.farewell));
                 if !speaks {
@@ -146,7 +146,7 @@ impl State {
         self.offer_view(out);
     }
 
-    /// When [`Input::Tick`] is due at the latest.
+    /// Latest time at which [`Input::Tick`] is due.
     pub(crate) fn next_deadline(&self) -> Option<Duration> {
         let Limits { register, .. } = self.config.limits;
         let awaited = || self.workers.values().filter(|it| it.is_awaited());
@@ -162,7 +162,7 @@ impl State {
         [silent, leaving, reshape, until, gone].into_iter().flatten().min()
     }
 
-    /// A process has ended, and all that it said was taken.
+    /// Handles the end of a process, after all its messages.
     fn ended(&mut self, now: Duration, name: WorkerName, out: &mut Vec<Action>) {
         let Some(mut worker) = self.workers.remove(&name) else { return };
         let (exit, _) = worker.gone.take().unwrap_or_default();
@@ -287,7 +287,7 @@ impl State {
             return;
         }
         let crashes = self.crashes.entry(name.index).or_default();
-        // Who had not joined has nobody to say it to. Something may end each of them, so these ends count, too.
+        // A server that has not joined cannot announce its leaving. Something may end each replacement too, so these ends count.
         let is_early = !worker.listening && exit.was_asked();
         let has_left = worker.leaves && exit.code == Some(0);
         if worker.hit.is_none() && !has_left {
@@ -321,7 +321,7 @@ impl State {
         }
     }
 
-    /// Breaks what the user ordered for this moment, then lets the conductor go on.
+    /// Fires the faults that the user ordered for this moment, then lets the conductor continue.
     pub(crate) fn fire(&mut self, now: Duration, at: Moment, out: &mut Vec<Action>) {
         let (due, rest) = self.pending_faults.iter().partition(|it| it.at() == at);
         self.pending_faults = rest;
@@ -361,7 +361,7 @@ impl State {
         }
     }
 
-    /// The worker that a fault hits: registered, alive and not hit before.
+    /// The worker that a fault hits. It is registered, alive and was not hit before.
     fn victim(&self, role: Role, index: Option<u16>) -> Option<WorkerName> {
         let alive = |it: &Worker| it.listening && it.hit.is_none() && !it.killed;
         let mut names = self.workers.iter().filter(|(_, it)| alive(it)).map(|(name, _)| *name);
@@ -376,7 +376,7 @@ impl State {
         moments
     }
 
-    /// The conductor gave a server up: its slot is vacant, and it is replaced as a dead one.
+    /// Handles the conductor's report of a lost server: its slot becomes vacant, and it is replaced as a dead one.
     pub(crate) fn lost(
         &mut self,
         now: Duration,
