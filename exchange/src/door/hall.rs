@@ -73,7 +73,7 @@ impl Hall {
         self.deaf_until.is_none_or(|it| it <= now)
     }
 
-    /// Time until the next visitor's limit ends.
+    /// Time until the next limit ends: that of the oldest visitor, or of the pause after a failed accept.
     fn rest(&self, now: Instant) -> Option<Duration> {
         let visitor = self.visitors.front().map(|it| it.until);
         let deaf = self.deaf_until.filter(|it| *it > now);

@@ -295,7 +295,7 @@ impl Provider for Paths {
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {
-        // Withdraws first, since the next line may free the memory of the previous publication.
+        // First, since the next line may free what was published before.
         self.withdraw_from_boards(key);
         let number = self.tcp.announce(key, Arc::clone(&memory));
         if let Some(shared) = &mut self.sharing {

@@ -172,7 +172,7 @@ impl Pull {
         self.wish.spans.iter().filter_map(|it| it.end()).max().unwrap_or(0)
     }
 
-    /// When the pull is late if nothing has come since it began.
+    /// When the pull is late if nothing comes for it.
     pub(crate) fn late_at(&self) -> Instant {
         self.deadline(self.since)
     }
@@ -191,7 +191,7 @@ impl Pull {
         self.late_at() <= now
     }
 
-    /// Keeps the bytes that an earlier pull has landed, if they are of the publication with this number.
+    /// Keeps the bytes that an earlier pull has landed, if they are of the publication with this number. Else discards them.
     pub(crate) fn is_to_be_of(&mut self, number: u64) {
         if self.publication.is_some_and(|it| it != number) {
             self.restart();

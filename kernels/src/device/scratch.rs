@@ -172,12 +172,12 @@ impl Scratch {
         Ok((lists, made))
     }
 
-    /// Grows the memory for a plan's parts of O and LSE, after the calls that are enqueueing runs.
+    /// Grows the memory for a plan's parts of O and LSE. Waits for calls that are about to enqueue a run.
     pub(super) fn reserve_parts(&self, numbers: [usize; 2]) -> Result<(), Error> {
         self.lock().reserve_parts(numbers)
     }
 
-    /// Grows the memory for a plan's sums of dQ, after the calls that are enqueueing runs.
+    /// Grows the memory for a plan's sums of dQ. Waits for calls that are about to enqueue a run.
     pub(super) fn reserve_sums(&self, numbers: usize) -> Result<(), Error> {
         self.lock().reserve_sums(numbers)
     }
