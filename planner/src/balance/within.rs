@@ -69,7 +69,9 @@ pub(super) fn plan_within_memory(
     }
     let tiles: u64 = problem.layout.documents().iter().map(|it| u64::from(it.rows)).sum::<u64>()
         / u64::from(TILE_ROWS);
-    if found.is_even() || tiles < FINE * problem.slots.len() as u64 {
+    // Slots that stand by take none of the work.
+    let slots = problem.slots.iter().filter(|it| !it.is_standby()).count();
+    if found.is_even() || tiles < FINE * slots as u64 {
         return found.best;
     }
     let pulled = {
@@ -78,7 +80,7 @@ pub(super) fn plan_within_memory(
         Prices::of(&bins).of_all(&bins)
     };
     bent.retain(|it| bend::too_much(it) <= HOPELESS);
-    let hot = HOT / problem.slots.len() as f64;
+    let hot = HOT / slots as f64;
     for warm in [WARM, hot] {
         for bins in &mut bent {
             bend::repair(bins, pulled, MOVES, warm);

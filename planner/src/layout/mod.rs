@@ -135,8 +135,13 @@ impl Layout {
         if self.documents.iter().all(|it| it.mask == mask) {
             return self.clone();
         }
-        let documents = self.documents.iter().map(|it| Document { mask, ..*it }).collect();
-        Self { documents, rows: Arc::clone(&self.rows) }
+        // A window at least as long as its document leaves out no key. As a causal document it gets the better plans of those.
+        let of = |rows: u32| match mask {
+            Mask::Window { left } if left >= rows.saturating_sub(1) => Mask::Causal,
+            Mask::Window { .. } | Mask::Causal | Mask::Full => mask,
+        };
+        let documents = self.documents.iter().map(|it| Document { mask: of(it.rows), ..*it });
+        Self { documents: documents.collect(), rows: Arc::clone(&self.rows) }
     }
 
     /// Documents, by [`DocumentId`].
@@ -351,6 +356,18 @@ mod tests {
         check(&[4], &[&twice], Error::Overlap { document, start: 2, end: 3 });
         let many: Vec<&[Stretch]> = vec![&[]; MOST_RANKS + 1];
         check(&[], &many, Error::TooMany { things: "ranks", count: 1_048_577, most: 1_048_576 });
+    }
+
+    #[test]
+    fn a_window_that_leaves_out_no_key_is_causal() {
+        let layout = Layout::end_to_end(vec![causal(5), causal(300), causal(1)], 128).unwrap();
+        let window = |left| Mask::Window { left };
+        assert_eq!(layout.masked(window(299)), layout);
+        let masks = |it: &Layout| it.documents().iter().map(|it| it.mask).collect::<Vec<_>>();
+        let mixed = layout.masked(window(298));
+        assert_eq!(masks(&mixed), [Mask::Causal, window(298), Mask::Causal]);
+        assert_eq!(masks(&mixed.masked(window(3))), [window(3), window(3), Mask::Causal]);
+        assert_eq!(mixed.masked(Mask::Causal), layout);
     }
 
     #[test]

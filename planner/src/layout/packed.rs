@@ -5,7 +5,7 @@
 //!
 //! What others rely on: every rank but the last has all its rows.
 
-use super::{Document, DocumentId, Layout, Piece, Stretch};
+use super::{Document, DocumentId, Layout, MOST_RANKS, Piece, Stretch};
 use crate::Error;
 
 impl Layout {
@@ -18,6 +18,12 @@ impl Layout {
     pub fn end_to_end(documents: Vec<Document>, rank_rows: u32) -> Result<Self, Error> {
         if rank_rows == 0 {
             return Err(Error::NoRank);
+        }
+        // Before there is memory for them.
+        let rows = documents.iter().map(|it| u64::from(it.rows)).sum::<u64>();
+        let count = rows.div_ceil(rank_rows.into());
+        if count > MOST_RANKS as u64 {
+            return Err(Error::TooMany { things: "ranks", count, most: MOST_RANKS as u64 });
         }
         let mut ranks: Vec<Vec<Stretch>> = Vec::new();
         let mut room = 0;
@@ -80,6 +86,10 @@ mod tests {
         assert_eq!(ranks[1], [stretch(1, 1, 7)]);
         assert_eq!(ranks[2], [stretch(1, 7, 9)]);
         assert_eq!(Layout::end_to_end(vec![causal(1)], 0), Err(Error::NoRank));
+        // Refused before there is a list for each of them.
+        let (count, most) = (4 * u64::from(u32::MAX), MOST_RANKS as u64);
+        let refused = Error::TooMany { things: "ranks", count, most };
+        assert_eq!(Layout::end_to_end(vec![causal(u32::MAX); 4], 1), Err(refused));
     }
 
     #[test]

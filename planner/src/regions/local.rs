@@ -98,13 +98,12 @@ fn without_layout(whole: &Problem) -> Problem {
     }
 }
 
-/// A slot that begins later, and has memory in proportion to what the region gets of it.
+/// A slot that begins later. Its memory is all slots' to check, once their regions are one plan: a region bends nothing for it.
 fn slot(whole: &Problem, share: &Share, ranks: &[u32]) -> Slot {
     let it = whole.slots[share.slot.0 as usize];
     let home = it.home.and_then(|home| ranks.binary_search(&home.0).ok());
     let home = home.map(|rank| RankId(rank as u32));
-    let memory = if share.is_whole { it.memory } else { it.memory / 2 };
-    Slot { head_start: share.head_start, home, memory, ..it }
+    Slot { head_start: share.head_start, home, memory: u64::MAX, ..it }
 }
 
 /// Links of the region's places: its ranks, then those slots that have none of these ranks for a home.

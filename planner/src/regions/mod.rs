@@ -83,8 +83,6 @@ impl RankSum {
 struct Share {
     slot: SlotId,
     head_start: u64,
-    /// Whether it computes for no other region.
-    is_whole: bool,
 }
 
 /// Ranks and slots by region.
@@ -219,7 +217,7 @@ impl<'a> Dealing<'a> {
         let time = (u128::from(cost) * 100).div_ceil(u128::from(weight.max(1)));
         let late = self.level.saturating_sub(u64::try_from(time).unwrap_or(u64::MAX));
         let head_start = if is_whole { head_start } else { late.max(head_start) };
-        self.shares[region].push(Share { slot: SlotId(slot as u32), head_start, is_whole });
+        self.shares[region].push(Share { slot: SlotId(slot as u32), head_start });
         self.given[slot] += cost;
         self.needs[region] -= i128::from(cost);
     }
@@ -329,11 +327,7 @@ impl<'a> Dealing<'a> {
             };
             let head_start = done[first];
             done[first] = then(first);
-            self.shares[region].push(Share {
-                slot: SlotId(first as u32),
-                head_start,
-                is_whole: false,
-            });
+            self.shares[region].push(Share { slot: SlotId(first as u32), head_start });
         }
     }
 

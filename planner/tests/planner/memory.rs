@@ -3,7 +3,7 @@
 //! Each case is drawn from a seed that is printed. Its plan without limits says what it needs (`memory`), and less than what no
 //! plan needs (`least_memory`); then all slots get the middle of both; of some seeds 1.4 and 1.05 times the bound, too.
 
-use cadre_planner::{Bounds, Links, Plan, Problem, Tolerance, plan};
+use cadre_planner::{Bounds, Links, Plan, Problem, RankId, Slot, Tolerance, plan};
 
 use crate::draws::{Where, draw, links};
 use crate::seeds::first_seeds;
@@ -20,6 +20,17 @@ fn within(problem: &Problem, bytes: u64) -> Option<Plan> {
     plan.check(&problem).unwrap();
     assert!(plan.bounds().memory <= bytes);
     Some(plan)
+}
+
+/// The same beside slots that stand by at the ranks, as of a pool whose trainers may take over: one for each 32 tiles.
+fn stood_by(problem: &Problem) -> Problem {
+    let mut problem = problem.clone();
+    let ranks = problem.layout.ranks().len() as u32;
+    let rows: u64 = problem.layout.documents().iter().map(|it| u64::from(it.rows)).sum();
+    let slot = |it: u32| Slot { weight: 0, home: Some(RankId(it % ranks)), ..problem.slots[0] };
+    let standby: Vec<_> = (0..(rows / 4_096) as u32).map(slot).collect();
+    problem.slots.extend(standby);
+    problem
 }
 
 fn late(it: &Bounds) -> f64 {
@@ -44,6 +55,11 @@ fn memory_bends_a_plan_and_does_not_break_it() {
                     let moved = it.pulled as f64 / free.pulled.max(1) as f64;
                     line = format!("{line}, middle {:.4} moves {moved:.2}", late(&it));
                     cases += 1;
+                    if place == Where::Dedicated {
+                        let bytes = free.least_memory.midpoint(free.memory);
+                        let beside = within(&stood_by(&problem), bytes).map(|it| it.bounds());
+                        assert_eq!(beside.map(|it| it.finish), Some(it.finish), "{line}");
+                    }
                     even += usize::from(late(&it) <= 1.002);
                     let is_far = late(&it) > 1.01 || (place == Where::Dedicated && moved > 1.5);
                     if is_far && need > 1.2 {

@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use cadre_planner::{
-    DocumentId, Plan, Problem, Pulls, RankSum, Regions, Sent, SlotId, plan_in_regions,
+    DocumentId, Plan, Problem, Pulls, RankSum, Regions, Sent, SlotId, Tolerance, plan_in_regions,
 };
 
 use crate::checked;
@@ -49,6 +49,18 @@ fn regions_end_together() {
         count += 1.0;
     }
     assert!(more / count <= MORE, "bytes {} in the mean", more / count);
+}
+
+/// A slot that several regions share has its memory for all of them: none of them refuses what fits together.
+#[test]
+fn memory_that_suffices_for_all_slots_suffices_for_their_regions() {
+    for (name, mut problem) in problems() {
+        problem.tolerance = Tolerance::new(1.05).unwrap();
+        let free = plan_in_regions(&problem, SLOTS).unwrap().bounds();
+        problem.slots.iter_mut().for_each(|it| it.memory = free.memory);
+        let made = plan_in_regions(&problem, SLOTS).map(|it| it.bounds());
+        assert_eq!(made, Ok(free), "{name}");
+    }
 }
 
 /// What a slot computes of documents that do not lie whole at its rank, of the whole plan.
