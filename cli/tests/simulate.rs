@@ -164,11 +164,14 @@ fn what_a_job_cannot_be_simulated_by_is_refused_by_name() {
         (&["--lengths", "none.json"], "the list is empty"),
         (&["--lengths", "missing.json"], "missing.json"),
         (&["--memory-gib", "0"], "--memory-gib"),
+        (&["--memory-gib", "17179869185"], "--memory-gib"),
     ] {
         let (code, out, said) = of_job(folder.path(), args);
         assert_eq!((code, out.as_str()), (Some(2), ""), "{args:?}: {said}");
         assert!(said.starts_with("error: ") && said.contains(expected), "{said}");
     }
+    let (code, _, said) = simulated(folder.path(), &["--table", "scale", "--slots", "10"]);
+    assert!(code == Some(2) && said.contains("--slots"), "{said}");
     let (code, _, said) = simulated(folder.path(), &["-f", "missing.yaml"]);
     assert!(code == Some(2) && said.contains("missing.yaml"), "{said}");
     let (code, _, said) = simulated(folder.path(), &[]);
@@ -223,4 +226,20 @@ fn unlike_speeds_are_planned_for_by_number() {
         assert_eq!(code, Some(2), "{said}");
         assert!(said.contains(&format!("numbers for {slots} slots")), "{said}");
     }
+}
+
+/// Servers that are asked for beside trainers in place can be lost, though the pool of the manifest has none.
+#[test]
+fn servers_beside_a_pool_in_place_can_be_lost() {
+    let folder = tempfile::tempdir().unwrap();
+    let manifest = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible-in-place.yaml");
+    let args = ["-f", manifest.to_str().unwrap(), "--json", "--servers", "4", "--lose", "1"];
+    let (code, out, said) = simulated(folder.path(), &args);
+    assert_eq!(code, Some(0), "{said}");
+    let report: Value = serde_json::from_str(&out).unwrap();
+    assert_eq!(report["pool"], "mixed", "{report}");
+    let lost = report["losses"].as_array().unwrap();
+    assert_eq!(lost.len(), 1, "{report}");
+    let (code, _, said) = simulated(folder.path(), &[&args[..4], &["5", "--lose", "5"]].concat());
+    assert!(code != Some(0), "{said}");
 }

@@ -120,8 +120,8 @@ pub(crate) struct JobOptions {
     #[arg(long, value_delimiter = ',', value_name = "W,…")]
     pub(crate) weights: Vec<u32>,
     /// With -f: memory of a server for rows and results, all lanes together.
-    #[arg(long, value_name = "GIB", requires = "files")]
-    pub(crate) memory_gib: Option<NonZeroU64>,
+    #[arg(long, value_name = "GIB", requires = "files", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub(crate) memory_gib: Option<u64>,
 }
 
 /// Options of `cadre plan`.

@@ -86,7 +86,7 @@ pub(crate) fn simulate(options: &SimulateOptions) -> Result<String, SimulateErro
             (text + &more, ("churn", figures::churn(&rows)))
         }
         TableKind::Scale => {
-            let most = options.slots.get();
+            let most = options.slots;
             let rows = growth::rows(set, &lengths, seed, most).map_err(refuse)?;
             (options.text(&rows, || growth::table(&rows)), ("scale", figures::growth(&rows)))
         }

@@ -59,9 +59,9 @@ pub(crate) struct SimulateOptions {
         conflicts_with = "files"
     )]
     pub(crate) nodes: Vec<NonZeroU16>,
-    /// Most slots, for `scale`.
-    #[arg(long, default_value = "8192", conflicts_with = "files")]
-    pub(crate) slots: NonZeroU32,
+    /// Most slots, for `scale`, which begins with 64.
+    #[arg(long, default_value = "8192", conflicts_with = "files", value_parser = clap::value_parser!(u32).range(64..))]
+    pub(crate) slots: u32,
     /// Print one JSON object a row.
     #[arg(long)]
     pub(crate) json: bool,

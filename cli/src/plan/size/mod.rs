@@ -189,7 +189,7 @@ fn job(
     let profile = options.profile.clone().or_else(|| attention.profile.clone());
     let trainer_mib = own.and_then(|it| it.memory_mib).map(NonZeroU32::get);
     let trainer_mib = trainer_mib.unwrap_or(attention.in_place_memory_mebibytes);
-    let gib = options.memory_gib.map(|it| it.get() << 30);
+    let gib = options.memory_gib.map(|it| it << 30);
     let costs = kinds_costs(profile.as_deref(), &stack)?;
     let own_tolerance =
         attention.tolerance.as_deref().map(str::parse).transpose().map_err(SizeError::Tolerance)?;

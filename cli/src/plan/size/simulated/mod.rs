@@ -94,7 +94,8 @@ pub(crate) fn simulate(
     let needed = servers_needed(&Job { in_place: false, ..job.clone() }, &machine)?;
     let wanted = servers(&job, needed).max(1);
     let count = asked.servers.map_or(wanted, |it| it.get().into());
-    let own = Where::of(job.in_place, if job.in_place { job.replicas } else { count });
+    let beside = asked.servers.map_or(job.replicas, |it| it.get().into());
+    let own = Where::of(job.in_place, if job.in_place { beside } else { count });
     for lost in &asked.lose {
         if u32::from(lost.get()) > count || !own.has_servers() {
             let servers = if own.has_servers() { count } else { 0 };
