@@ -331,7 +331,9 @@ proptest! {
         let works = (0..).map(Phase).zip(planned.order.iter()).map(|(phase, at)| {
             let nano = &planned.plans[planned.plan_index(at)];
             // Each phase asks for what its own nano-batch, kind of layers and direction need.
-            let shape = nano.lists.shape(at.direction).unwrap();
+            let [forward, backward] = nano.lists.shapes().unwrap();
+            let backwards = at.direction == cadre_planner::Direction::Backward;
+            let shape = if backwards { backward } else { forward };
             assert_eq!(**job.step.shape(phase), shape, "{at:?}");
             planned.works(phase)
         });
