@@ -318,6 +318,7 @@ impl Conducting {
             Command::Publish { step, fillers } => self.publish(shared, step, &fillers),
             Command::Header { step, to } => self.header(shared, step, to),
             Command::Send { to, message } => shared.send(to, message),
+            Command::SendAll { to, message } => shared.send_all(&to, message),
             Command::Propose { step, proposal, tables } => {
                 if let Some(it) = self.published.get_mut(&step) {
                     it.tables.clone_from(&tables);
