@@ -25,6 +25,7 @@ use cadre_crds::Wire;
 use cadre_exchange::{Event, PeerId, Waker};
 use cadre_planner::{Costs, Heads, Tolerance};
 use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, Settings};
+use cadre_step::conduct::decisions::Event as Conducted;
 use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Envelope, Said, ServerStep, StepDone};
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
@@ -337,7 +338,7 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
     for (id, address) in &list {
         shared.know(*id, address);
     }
-    conducting.trainers(&mut shared, list);
+    conducting.handle(&mut shared, Conducted::Trainers(list));
     let offer = |index| Offer {
         weight: 100,
         home: None,
