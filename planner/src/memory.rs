@@ -16,7 +16,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{Bundle, Runs};
+use crate::plan::Bundle;
 use crate::{BundleId, Error, Plan, Problem, SlotId};
 
 /// Bytes of one bundle's inputs and results.
@@ -70,35 +70,65 @@ pub fn memory_of_slot(problem: &Problem, plan: &Plan, slot: SlotId) -> SlotMemor
 
 /// As [`memory_of_slot`], for all slots.
 pub fn memory_of_slots(problem: &Problem, plan: &Plan) -> Vec<SlotMemory> {
-    let (phases, reserve) = phases(problem, plan, &Runs::of(plan));
+    let Memory { phases, reserve } = Memory::of(problem, plan);
     phases.into_iter().map(|phase| SlotMemory { phase, reserve }).collect()
 }
 
-/// The larger of a forward and a backward phase of each slot, and the largest bundle.
-fn phases(problem: &Problem, plan: &Plan, runs: &Runs) -> (Vec<u64>, u64) {
-    let mut phases = vec![BundleMemory::default(); problem.slots.len()];
-    let mut reserve = 0;
-    for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
-        let rows = runs.of_bundle(bundle).iter().map(|it| it.rows.len() as u64).sum();
-        let memory = of_bundle(problem, it, rows);
-        reserve = reserve.max(memory.most());
-        let phase = &mut phases[it.slot.0 as usize];
-        phase.forward += memory.forward;
-        phase.backward += memory.backward;
-    }
-    (phases.into_iter().map(BundleMemory::most).collect(), reserve)
+/// What a plan asks of all slots.
+pub(crate) struct Memory {
+    /// The larger of a forward and a backward phase of each slot.
+    phases: Vec<u64>,
+    /// The largest bundle.
+    reserve: u64,
 }
 
-/// Bytes of the slot that needs most. Slots without work do not count.
-pub(crate) fn most_needed(problem: &Problem, plan: &Plan, runs: &Runs) -> u64 {
-    let (phases, reserve) = phases(problem, plan, runs);
-    let phase = phases.into_iter().max().unwrap_or(0);
-    SlotMemory { phase, reserve }.needed()
+impl Memory {
+    /// Of a plan whose bundles name slots and tasks that exist.
+    pub(crate) fn of(problem: &Problem, plan: &Plan) -> Self {
+        let mut phases = vec![BundleMemory::default(); problem.slots.len()];
+        // What a row and a key need under each number of KV heads.
+        let each = |rows, keys| {
+            (0..=problem.heads.kv).map(move |heads| bytes(problem, &(0..heads), rows, keys))
+        };
+        let (row, key): (Vec<_>, Vec<_>) = (each(1, 0).collect(), each(0, 1).collect());
+        let mut reserve = 0;
+        for it in plan.bundles() {
+            let tasks = &plan.tasks()[it.tasks.start as usize..it.tasks.end as usize];
+            let rows: u64 = tasks.iter().map(|it| u64::from(it.rows.end - it.rows.start)).sum();
+            let (heads, keys) = (it.kv_heads.len(), it.keys.len() as u64);
+            let of =
+                |one: fn(&BundleMemory) -> u64| rows * one(&row[heads]) + keys * one(&key[heads]);
+            let (forward, backward) = (of(|it| it.forward), of(|it| it.backward));
+            reserve = reserve.max(forward.max(backward));
+            let phase = &mut phases[it.slot.0 as usize];
+            phase.forward += forward;
+            phase.backward += backward;
+        }
+        Self { phases: phases.into_iter().map(BundleMemory::most).collect(), reserve }
+    }
+
+    /// Bytes of the slot that needs most. Slots without work do not count.
+    pub(crate) fn most_needed(&self) -> u64 {
+        let phase = self.phases.iter().copied().max().unwrap_or(0);
+        SlotMemory { phase, reserve: self.reserve }.needed()
+    }
+
+    /// See [`check_beside`].
+    pub(crate) fn check(&self, problem: &Problem, beside: u64) -> Result<(), Error> {
+        let reserve = self.reserve.max(beside);
+        for ((slot, it), &phase) in (0..).map(SlotId).zip(&problem.slots).zip(&self.phases) {
+            let needed = SlotMemory { phase, reserve }.needed();
+            if phase > 0 && needed > it.memory {
+                return Err(Error::SlotFull { slot, needed, memory: it.memory });
+            }
+        }
+        Ok(())
+    }
 }
 
 /// Bytes of the largest bundle of a plan.
 pub fn largest_bundle(problem: &Problem, plan: &Plan) -> u64 {
-    phases(problem, plan, &Runs::of(plan)).1
+    Memory::of(problem, plan).reserve
 }
 
 /// Refuses a plan that a slot cannot hold beside a bundle of `reserve` bytes of another plan; a slot without work is not asked.
@@ -107,20 +137,7 @@ pub fn largest_bundle(problem: &Problem, plan: &Plan) -> u64 {
 ///
 /// [`Error::SlotFull`], of the first such slot.
 pub fn check_beside(problem: &Problem, plan: &Plan, reserve: u64) -> Result<(), Error> {
-    check(problem, plan, &Runs::of(plan), reserve)
-}
-
-/// As [`check_beside`].
-pub(crate) fn check(problem: &Problem, plan: &Plan, runs: &Runs, beside: u64) -> Result<(), Error> {
-    let (phases, reserve) = phases(problem, plan, runs);
-    let reserve = reserve.max(beside);
-    for ((slot, it), phase) in (0..).map(SlotId).zip(&problem.slots).zip(phases) {
-        let needed = SlotMemory { phase, reserve }.needed();
-        if phase > 0 && needed > it.memory {
-            return Err(Error::SlotFull { slot, needed, memory: it.memory });
-        }
-    }
-    Ok(())
+    Memory::of(problem, plan).check(problem, reserve)
 }
 
 pub(crate) fn phase(problem: &Problem, plan: &Plan, slot: SlotId) -> u64 {

@@ -58,6 +58,34 @@ impl Packing {
         self.rows.ranks().len()
     }
 
+    /// How many stretches all ranks hold.
+    pub(crate) fn stretches(&self) -> usize {
+        self.rows.ranks().iter().map(Vec::len).sum()
+    }
+
+    /// Writes it as `serde_json` does.
+    pub(crate) fn write(&self, text: &mut Vec<u8>) {
+        text.extend_from_slice(br#"{"documents":"#);
+        list(text, self.rows.documents(), |it, text| number(text, it.rows));
+        text.extend_from_slice(br#","ranks":"#);
+        list(text, self.rows.ranks(), |stretches, text| {
+            list(
+                text,
+                stretches,
+                |Stretch { document: DocumentId(document), start, end }, text| {
+                    text.extend_from_slice(br#"{"document":"#);
+                    number(text, *document);
+                    text.extend_from_slice(br#","start":"#);
+                    number(text, *start);
+                    text.extend_from_slice(br#","end":"#);
+                    number(text, *end);
+                    text.push(b'}');
+                },
+            );
+        });
+        text.push(b'}');
+    }
+
     /// Rows that a rank holds.
     pub fn rank_rows(&self, rank: RankId) -> u32 {
         self.rows.rank_rows(rank)
@@ -88,6 +116,32 @@ impl Packing {
             });
         pieces.nth(id.0 as usize)
     }
+}
+
+/// Writes a list of JSON.
+pub(crate) fn list<T>(text: &mut Vec<u8>, list: &[T], write: impl Fn(&T, &mut Vec<u8>)) {
+    text.push(b'[');
+    for (at, it) in list.iter().enumerate() {
+        if at > 0 {
+            text.push(b',');
+        }
+        write(it, text);
+    }
+    text.push(b']');
+}
+
+/// Writes a number in digits.
+fn number(text: &mut Vec<u8>, mut number: u32) {
+    let (mut digits, mut first) = ([0; 10], 10);
+    loop {
+        first -= 1;
+        digits[first] = b'0' + (number % 10) as u8;
+        number /= 10;
+        if number == 0 {
+            break;
+        }
+    }
+    text.extend_from_slice(&digits[first..]);
 }
 
 /// The layout whose documents are the chunks.

@@ -276,8 +276,7 @@ impl NanoPlan {
     fn new(problem: Problem, plan: Plan) -> Result<Self, Error> {
         let (problem, plan) = (Arc::new(problem), Arc::new(plan));
         let lists = Lists::new(&problem, &plan);
-        let forward = Arc::new(lists.shape(Direction::Forward)?);
-        let backward = Arc::new(lists.shape(Direction::Backward)?);
+        let [forward, backward] = lists.shapes()?.map(Arc::new);
         let mut works = vec![[0; 2]; problem.slots.len()];
         for bundle in plan.bundles() {
             let [forward, backward] = &mut works[bundle.slot.0 as usize];

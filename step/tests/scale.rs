@@ -167,6 +167,11 @@ impl Machines for Job {
                 conductor::Command::Send { to, message } => {
                     self.queue.push_back(Next::Message(Peer::CONDUCTOR, to, message));
                 }
+                conductor::Command::SendAll { to, message } => {
+                    let to = to.into_iter();
+                    self.queue
+                        .extend(to.map(|to| Next::Message(Peer::CONDUCTOR, to, message.clone())));
+                }
                 conductor::Command::StepDone(_) => self.is_done = true,
                 conductor::Command::Publish { .. } => {}
                 other => panic!("the conductor wants {other:?}"),

@@ -142,6 +142,15 @@ impl Job {
         job.start(&Arc::clone(&job.step), planned);
         job
     }
+
+    /// The conductor sends a message.
+    fn say(&mut self, to: Peer, message: Message) {
+        if let Message::Watermark { at } = &message {
+            let all = self.whole.iter().all(|it| *it > at.phase.0);
+            assert!(all, "the watermark is at {at:?}, trainers at {:?}", self.whole);
+        }
+        self.send(Peer::CONDUCTOR, to, message);
+    }
 }
 
 impl Machines for Job {
@@ -152,11 +161,10 @@ impl Machines for Job {
             match command {
                 conductor::Command::Header { to, .. } => self.begin(to, Arc::clone(&self.step)),
                 conductor::Command::Send { to, message } => {
-                    if let Message::Watermark { at } = &message {
-                        let all = self.whole.iter().all(|it| *it > at.phase.0);
-                        assert!(all, "the watermark is at {at:?}, trainers at {:?}", self.whole);
-                    }
-                    self.send(Peer::CONDUCTOR, to, message);
+                    self.say(to, message);
+                }
+                conductor::Command::SendAll { to, message } => {
+                    to.into_iter().for_each(|to| self.say(to, message.clone()));
                 }
                 conductor::Command::StepDone(_) => self.is_done = true,
                 conductor::Command::Publish { .. } | conductor::Command::Filled { .. } => {}
@@ -331,7 +339,8 @@ proptest! {
         let works = (0..).map(Phase).zip(planned.order.iter()).map(|(phase, at)| {
             let nano = &planned.plans[planned.plan_index(at)];
             // Each phase asks for what its own nano-batch, kind of layers and direction need.
-            let shape = nano.lists.shape(at.direction).unwrap();
+            let [forward, backward] = nano.lists.shapes().unwrap();
+            let shape = if at.direction == cadre_planner::Direction::Forward { forward } else { backward };
             assert_eq!(**job.step.shape(phase), shape, "{at:?}");
             planned.works(phase)
         });

@@ -4,6 +4,12 @@
 //! what the machines assume: indices in range, every bundle with work, results going only to trainers
 //! whose rows the work needs (so that a result never comes before its reader's landing space).
 
+mod checks;
+
+use std::sync::Arc;
+
+use self::checks::Checks;
+pub use self::checks::ShapeError;
 use crate::{Bundle, Groups, Parcel, Slot, TrainerId, Work};
 
 /// Tasks of one document and KV-head group; they move as a whole from slot to slot.
@@ -109,20 +115,60 @@ pub struct ParcelShape {
 /// shapes, so they are lists of numbers side by side.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Shape {
-    bundles: Vec<BundleShape>,
+    links: Arc<Links>,
     works: Works,
     parcels: Vec<ParcelShape>,
     /// By bundle.
     works_of: Groups<Work>,
-    parcels_of: Groups<Parcel>,
-    sources: Groups<TrainerId>,
     bytes: Vec<u64>,
     /// By parcel: the work that needs it.
     users: Groups<Work>,
-    /// By trainer: bundles that need its rows, its rows as they are pulled, work of which it wants results.
+    /// By trainer: work of which it wants results.
+    wants: Groups<Work>,
+}
+
+/// Who gives rows to which bundle: the same in both directions of a nano-batch.
+#[derive(Debug, Eq, PartialEq)]
+struct Links {
+    bundles: Vec<BundleShape>,
+    /// By bundle.
+    parcels_of: Groups<Parcel>,
+    sources: Groups<TrainerId>,
+    /// By trainer: bundles that need its rows, its rows as they are pulled.
     feeds: Groups<Bundle>,
     sends: Groups<Parcel>,
-    wants: Groups<Work>,
+}
+
+impl Links {
+    /// Of parcels whose bundles exist.
+    fn new(bundles: Vec<BundleShape>, parcels: &[ParcelShape]) -> Self {
+        let numbered = || (0..).map(Parcel).zip(parcels);
+        let parcels_of =
+            Groups::sorted(bundles.len(), numbered().map(|it| (it.1.bundle.0 as usize, it.0)));
+        let (mut sources, mut of_bundle) = (Groups::with_capacity(bundles.len()), Vec::new());
+        for bundle in 0..bundles.len() {
+            let its: &[Parcel] = parcels_of.of(bundle);
+            of_bundle.clear();
+            of_bundle.extend(its.iter().map(|it| parcels[it.0 as usize].from));
+            of_bundle.sort_unstable();
+            of_bundle.dedup();
+            sources.push(of_bundle.iter().copied());
+        }
+        sources.shrink();
+        let trainers = trainers(parcels);
+        let of_bundles = (0..bundles.len()).flat_map(|bundle| {
+            let of = sources.of(bundle).iter();
+            of.map(move |it| (usize::from(it.0), Bundle(bundle as u32)))
+        });
+        let feeds = Groups::sorted(trainers, of_bundles);
+        let sends = Groups::sorted(trainers, numbered().map(|it| (usize::from(it.1.from.0), it.0)));
+        Self { bundles, parcels_of, sources, feeds, sends }
+    }
+}
+
+/// How many trainers a list for each trainer that sends has.
+fn trainers(parcels: &[ParcelShape]) -> usize {
+    parcels.iter().map(|it| usize::from(it.from.0) + 1).max().unwrap_or(0)
 }
 
 /// A bundle's share of a shape; each list ascends.
@@ -160,13 +206,39 @@ impl Shape {
         works: Works,
         parcels: Vec<ParcelShape>,
     ) -> Result<Self, ShapeError> {
-        let mut bytes = vec![0; bundles.len()];
-        for (parcel, shape) in (0..).map(Parcel).zip(&parcels) {
-            let of_bundle = bytes
-                .get_mut(shape.bundle.0 as usize)
-                .ok_or(ShapeError::ParcelBundle { parcel, bundle: shape.bundle })?;
-            *of_bundle += shape.bytes;
-        }
+        let bytes = bytes_of(bundles.len(), &parcels)?;
+        let links = Arc::new(Links::new(bundles, &parcels));
+        Self::linked(links, works, parcels, bytes)
+    }
+
+    /// The shape of the other direction: other works of the same bundles read the same parcels, which have other sizes.
+    ///
+    /// # Errors
+    ///
+    /// As [`Self::new`].
+    ///
+    /// # Panics
+    ///
+    /// There are not as many sizes as parcels.
+    pub fn other_way(
+        &self,
+        works: Works,
+        sizes: impl ExactSizeIterator<Item = u64>,
+    ) -> Result<Self, ShapeError> {
+        assert_eq!(sizes.len(), self.parcels.len(), "each parcel has a size");
+        let sized = |(it, bytes): (&ParcelShape, u64)| ParcelShape { bytes, ..*it };
+        let parcels: Vec<_> = self.parcels.iter().zip(sizes).map(sized).collect();
+        let bytes = bytes_of(self.links.bundles.len(), &parcels)?;
+        Self::linked(Arc::clone(&self.links), works, parcels, bytes)
+    }
+
+    /// Checks the works; `bytes` are those of the parcels of each bundle.
+    fn linked(
+        links: Arc<Links>,
+        works: Works,
+        parcels: Vec<ParcelShape>,
+        mut bytes: Vec<u64>,
+    ) -> Result<Self, ShapeError> {
         let mut checks = Checks::new(&parcels);
         for (work, shape) in (0..).map(Work).zip(works.iter()) {
             let of_bundle = bytes
@@ -175,61 +247,32 @@ impl Shape {
             *of_bundle += shape.results.iter().map(|it| it.1).sum::<u64>();
             checks.work(work, shape, &parcels)?;
         }
-        let numbered = || (0..).map(Parcel).zip(&parcels);
-        let parcels_of =
-            Groups::sorted(bundles.len(), numbered().map(|it| (it.1.bundle.0 as usize, it.0)));
         let of_works = (0..).map(Work).zip(&works.bundles);
-        let works_of = Groups::sorted(bundles.len(), of_works.map(|it| (it.1.0 as usize, it.0)));
-        let (mut sources, mut of_bundle) = (Groups::with_capacity(bundles.len()), Vec::new());
-        for bundle in (0..bundles.len() as u32).map(Bundle) {
-            let its: &[Parcel] = parcels_of.of(bundle.0 as usize);
+        let works_of = Groups::sorted(bytes.len(), of_works.map(|it| (it.1.0 as usize, it.0)));
+        for bundle in (0..bytes.len() as u32).map(Bundle) {
             if works_of.of(bundle.0 as usize).is_empty() {
                 return Err(ShapeError::Idle { bundle });
             }
-            if let Some(&parcel) = its.iter().find(|it| !checks.is_needed(**it)) {
+            let mut its = links.parcels_of.of(bundle.0 as usize).iter();
+            if let Some(&parcel) = its.find(|it| !checks.is_needed(**it)) {
                 return Err(ShapeError::Unused { parcel });
             }
-            of_bundle.clear();
-            of_bundle.extend(its.iter().map(|it| parcels[it.0 as usize].from));
-            of_bundle.sort_unstable();
-            of_bundle.dedup();
-            sources.push(of_bundle.iter().copied());
         }
-        sources.shrink();
-        let trainers = checks.sends.len();
-        let of_bundles = (0..bundles.len()).flat_map(|bundle| {
-            let of = sources.of(bundle).iter();
-            of.map(move |it| (usize::from(it.0), Bundle(bundle as u32)))
-        });
-        let feeds = Groups::sorted(trainers, of_bundles);
-        let sends = Groups::sorted(trainers, numbered().map(|it| (usize::from(it.1.from.0), it.0)));
         let reads = |it: (TrainerId, u64)| usize::from(it.0.0);
-        let wants = Groups::sorted(trainers, Works::by(&works.results, reads));
+        let wants = Groups::sorted(trainers(&parcels), Works::by(&works.results, reads));
         let needs = |it: Parcel| it.0 as usize;
         let users = Groups::sorted(parcels.len(), Works::by(&works.needs, needs));
-        Ok(Self {
-            bundles,
-            works,
-            parcels,
-            works_of,
-            parcels_of,
-            sources,
-            bytes,
-            users,
-            feeds,
-            sends,
-            wants,
-        })
+        Ok(Self { links, works, parcels, works_of, bytes, users, wants })
     }
 
     /// Bundles that need a trainer's rows, ascending.
     pub fn feeds(&self, trainer: TrainerId) -> &[Bundle] {
-        self.feeds.of(trainer.0.into())
+        self.links.feeds.of(trainer.0.into())
     }
 
     /// Parcels of a trainer's rows, ascending.
     pub(crate) fn sends(&self, trainer: TrainerId) -> &[Parcel] {
-        self.sends.of(trainer.0.into())
+        self.links.sends.of(trainer.0.into())
     }
 
     /// Work that needs a parcel, ascending.
@@ -244,7 +287,7 @@ impl Shape {
 
     /// The bundles, by [`Bundle`].
     pub fn bundles(&self) -> &[BundleShape] {
-        &self.bundles
+        &self.links.bundles
     }
 
     /// The work, by [`Work`].
@@ -280,8 +323,8 @@ impl Shape {
         let index = bundle.0 as usize;
         Parts {
             works: self.works_of.of(index),
-            parcels: self.parcels_of.of(index),
-            sources: self.sources.of(index),
+            parcels: self.links.parcels_of.of(index),
+            sources: self.links.sources.of(index),
             bytes: self.bytes[index],
         }
     }
@@ -291,103 +334,18 @@ impl Shape {
     }
 
     pub(crate) fn bundle_ids(&self) -> impl Iterator<Item = Bundle> + use<> {
-        (0..self.bundles.len() as u32).map(Bundle)
+        (0..self.links.bundles.len() as u32).map(Bundle)
     }
 }
 
-/// Checks one work after the other; each takes as long as what it names.
-struct Checks {
-    /// By parcel: the last work that needs it.
-    needed: Vec<Option<Work>>,
-    /// By trainer: the last work that needs rows of it, and the last that has results for it.
-    sends: Vec<Option<Work>>,
-    reads: Vec<Option<Work>>,
-}
-
-impl Checks {
-    fn new(parcels: &[ParcelShape]) -> Self {
-        let trainers = parcels.iter().map(|it| usize::from(it.from.0) + 1).max().unwrap_or(0);
-        Self {
-            needed: vec![None; parcels.len()],
-            sends: vec![None; trainers],
-            reads: vec![None; trainers],
-        }
+/// Bytes of the parcels of each bundle.
+fn bytes_of(bundles: usize, parcels: &[ParcelShape]) -> Result<Vec<u64>, ShapeError> {
+    let mut bytes = vec![0; bundles];
+    for (parcel, shape) in (0..).map(Parcel).zip(parcels) {
+        let of_bundle = bytes
+            .get_mut(shape.bundle.0 as usize)
+            .ok_or(ShapeError::ParcelBundle { parcel, bundle: shape.bundle })?;
+        *of_bundle += shape.bytes;
     }
-
-    fn work(
-        &mut self,
-        work: Work,
-        shape: WorkOf<'_>,
-        parcels: &[ParcelShape],
-    ) -> Result<(), ShapeError> {
-        for &parcel in shape.needs {
-            let own = parcels.get(parcel.0 as usize).filter(|it| it.bundle == shape.bundle);
-            let Some(own) = own else { return Err(ShapeError::Needs { work, parcel }) };
-            if self.needed[parcel.0 as usize].replace(work) == Some(work) {
-                return Err(ShapeError::Needs { work, parcel });
-            }
-            self.sends[usize::from(own.from.0)] = Some(work);
-        }
-        for &(trainer, _) in shape.results {
-            let index = usize::from(trainer.0);
-            let sends = self.sends.get(index).is_some_and(|it| *it == Some(work));
-            if !sends || self.reads[index].replace(work) == Some(work) {
-                return Err(ShapeError::Reader { work, trainer });
-            }
-        }
-        Ok(())
-    }
-
-    fn is_needed(&self, parcel: Parcel) -> bool {
-        self.needed[parcel.0 as usize].is_some()
-    }
-}
-
-/// Why a shape is refused.
-#[derive(Clone, Debug, Eq, PartialEq, thiserror::Error)]
-pub enum ShapeError {
-    /// A parcel of no bundle.
-    #[error("parcel {} names bundle {}, which the shape does not have", parcel.0, bundle.0)]
-    ParcelBundle {
-        /// The parcel.
-        parcel: Parcel,
-        /// What it names.
-        bundle: Bundle,
-    },
-    /// Work of no bundle.
-    #[error("work {} names bundle {}, which the shape does not have", work.0, bundle.0)]
-    WorkBundle {
-        /// The work.
-        work: Work,
-        /// What it names.
-        bundle: Bundle,
-    },
-    /// Work that needs a parcel of another bundle, or one twice.
-    #[error("work {} needs parcel {}, which is not its bundle's or is named twice", work.0, parcel.0)]
-    Needs {
-        /// The work.
-        work: Work,
-        /// The parcel.
-        parcel: Parcel,
-    },
-    /// Results for a trainer that sends nothing to the work, or twice.
-    #[error("work {} has results for trainer {}, which sends it no rows or is named twice", work.0, trainer.0)]
-    Reader {
-        /// The work.
-        work: Work,
-        /// The trainer.
-        trainer: TrainerId,
-    },
-    /// A bundle without work.
-    #[error("bundle {} has no work; leave it out", bundle.0)]
-    Idle {
-        /// The bundle.
-        bundle: Bundle,
-    },
-    /// A parcel that no work reads.
-    #[error("parcel {} is needed by no work; leave it out", parcel.0)]
-    Unused {
-        /// The parcel.
-        parcel: Parcel,
-    },
+    Ok(bytes)
 }

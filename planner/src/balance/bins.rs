@@ -240,6 +240,7 @@ impl<'a> Bins<'a> {
                 draft.bundle(bin.id, document, heads, group.rows.iter().cloned());
             }
         };
+        let mut whole = Group { heads: self.problem.all_heads(), rows: vec![0..0] };
         for bin in &self.all {
             let mut held = bin.held.iter().peekable();
             for document in self.whole_of(bin) {
@@ -248,7 +249,8 @@ impl<'a> Bins<'a> {
                         add(bin, *id, it);
                     }
                 }
-                self.groups_of(bin, document).iter().for_each(|it| add(bin, document, it));
+                whole.rows[0].end = self.problem.document(document).rows;
+                add(bin, document, &whole);
             }
             for (id, groups) in held {
                 for it in groups {

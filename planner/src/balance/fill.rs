@@ -271,9 +271,7 @@ impl Filling {
         let sixteenth = if bins.limits().are_none() { 0 } else { span.rows.len() as u32 / 16 };
         let cut = (span.rows.end - 1 - sixteenth) / TILE_ROWS * TILE_ROWS;
         let tile = part.with_rows(cut.max(span.rows.start)..span.rows.end);
-        let place = |tile: &Span| {
-            self.order.0.iter().map(|(_, bin)| *bin).find(|bin| bins.has_room(*bin, tile))
-        };
+        let place = |tile: &Span| self.order.find(|bin| bins.has_room(bin, tile));
         let last = (span.rows.end - 1) / TILE_ROWS * TILE_ROWS;
         let one = part.with_rows(last.max(span.rows.start)..span.rows.end);
         let found =

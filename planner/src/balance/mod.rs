@@ -109,10 +109,11 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
     })
 }
 
-/// Whether a plan leaves room for a bundle of `reserve` bytes, and has no larger one.
+/// Whether a checked plan leaves room for a bundle of `reserve` bytes, and has no larger one. That it fits where there is no other
+/// plan was checked with the rest.
 fn fits(problem: &Problem, plan: &Plan, reserve: u64) -> bool {
-    let is_small = reserve == 0 || largest_bundle(problem, plan) <= reserve;
-    is_small && check_beside(problem, plan, reserve).is_ok()
+    reserve == 0
+        || largest_bundle(problem, plan) <= reserve && check_beside(problem, plan, reserve).is_ok()
 }
 
 /// As [`plan`], in [regions](crate::Regions) of about so many slots, however few there are; with `u32::MAX` in one. Memory is not

@@ -40,28 +40,122 @@ impl Queue {
 /// A bin with the capacity that it has left.
 pub(super) type Place = (Reverse<i64>, usize);
 
+/// Bins that are sorted in one list; more of them in a tree. A list of this many is moved in the time in which a tree finds two
+/// places.
+const LISTED: usize = 1_024;
+
 /// Bins by capacity left, most first.
-pub(super) struct Order(pub(super) BTreeSet<Place>);
+pub(super) enum Order {
+    List(Vec<Place>),
+    Tree(BTreeSet<Place>),
+}
 
 impl Order {
     pub(super) fn new(bins: &Bins<'_>) -> Self {
-        Self(bins.all.iter().enumerate().map(|(bin, it)| (Reverse(it.left()), bin)).collect())
+        let places = bins.all.iter().enumerate().map(|(bin, it)| (Reverse(it.left()), bin));
+        if bins.all.len() > LISTED {
+            return Self::Tree(places.collect());
+        }
+        let mut list: Vec<_> = places.collect();
+        list.sort_unstable();
+        Self::List(list)
     }
 
     /// The bin behind another; the first with most capacity left. Those without any are left out.
     pub(super) fn next(&self, last: Option<Place>) -> Option<Place> {
-        let from = last.map_or(Bound::Unbounded, Bound::Excluded);
-        self.0.range((from, Bound::Unbounded)).next().copied().filter(|it| it.0.0 > 0)
+        let next = match self {
+            Self::List(list) => {
+                list.get(last.map_or(0, |last| list.partition_point(|it| *it <= last)))
+            }
+            Self::Tree(tree) => {
+                let from = last.map_or(Bound::Unbounded, Bound::Excluded);
+                tree.range((from, Bound::Unbounded)).next()
+            }
+        };
+        next.copied().filter(|it| it.0.0 > 0)
+    }
+
+    /// The first bin, also of those without capacity left, that will do.
+    pub(super) fn find(&self, will_do: impl Fn(usize) -> bool) -> Option<usize> {
+        match self {
+            Self::List(list) => list.iter().map(|it| it.1).find(|bin| will_do(*bin)),
+            Self::Tree(tree) => tree.iter().map(|it| it.1).find(|bin| will_do(*bin)),
+        }
+    }
+
+    /// A bin was at `before`. It may have more left than it had: two tasks that become one save what a task costs.
+    fn moved(&mut self, before: Place, after: Place) {
+        match self {
+            Self::List(list) => {
+                let from = list.partition_point(|it| *it < before);
+                if after < before {
+                    let to = list[..from].partition_point(|it| *it < after);
+                    list[to..=from].rotate_right(1);
+                    list[to] = after;
+                } else {
+                    let to = from + list[from..].partition_point(|it| *it <= after);
+                    list[from..to].rotate_left(1);
+                    list[to - 1] = after;
+                }
+            }
+            Self::Tree(tree) => {
+                tree.remove(&before);
+                tree.insert(after);
+            }
+        }
     }
 
     pub(super) fn put(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) {
-        self.0.remove(&(Reverse(bins.all[bin].left()), bin));
+        let before = (Reverse(bins.all[bin].left()), bin);
         let Span { document, heads, rows } = span;
         let whole = 0..bins.problem.document(*document).rows;
         let is_whole = *rows == whole && *heads == bins.problem.all_heads();
         if !is_whole || !bins.keep_whole(bin, *document) {
             bins.put(bin, span);
         }
-        self.0.insert((Reverse(bins.all[bin].left()), bin));
+        self.moved(before, (Reverse(bins.all[bin].left()), bin));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    proptest! {
+        #[test]
+        fn a_list_of_bins_has_the_order_of_a_tree(
+            lefts in proptest::collection::vec(-3_i64..9, 1..40),
+            moves in proptest::collection::vec((0_usize..40, -3_i64..9), 0..60),
+        ) {
+            let mut lefts = lefts;
+            let places = |lefts: &[i64]| {
+                let mut all: Vec<Place> =
+                    lefts.iter().enumerate().map(|(bin, left)| (Reverse(*left), bin)).collect();
+                all.sort_unstable();
+                all
+            };
+            let mut list = Order::List(places(&lefts));
+            let mut tree = Order::Tree(places(&lefts).into_iter().collect());
+            for (bin, left) in moves {
+                let bin = bin % lefts.len();
+                let (before, after) = ((Reverse(lefts[bin]), bin), (Reverse(left), bin));
+                lefts[bin] = left;
+                list.moved(before, after);
+                tree.moved(before, after);
+                let expected = places(&lefts);
+                for at in std::iter::once(None).chain(expected.iter().copied().map(Some)) {
+                    let behind = expected.iter().copied().find(|it| Some(*it) > at);
+                    let behind = behind.filter(|it| it.0.0 > 0);
+                    prop_assert_eq!(list.next(at), behind);
+                    prop_assert_eq!(tree.next(at), behind);
+                }
+                let odd = |bin: usize| bin % 2 == 1;
+                let first = expected.iter().map(|it| it.1).find(|bin| odd(*bin));
+                prop_assert_eq!(list.find(odd), first);
+                prop_assert_eq!(tree.find(odd), first);
+            }
+        }
     }
 }

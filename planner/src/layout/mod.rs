@@ -211,10 +211,20 @@ impl Layout {
     /// The longest document of each mask. Its dearest tile is the dearest of all of that mask.
     pub(crate) fn longest(&self) -> Vec<DocumentId> {
         let mut longest: BTreeMap<Mask, (u32, DocumentId)> = BTreeMap::new();
-        for (id, it) in (0..).map(DocumentId).zip(&self.documents[..]) {
-            let other = longest.entry(it.mask).or_insert((it.rows, id));
-            if other.0 < it.rows {
-                *other = (it.rows, id);
+        let mut first = 0;
+        // As a rule all documents have the same.
+        for same in self.documents.chunk_by(|one, next| one.mask == next.mask) {
+            let ids = (first..).map(DocumentId);
+            first += same.len() as u32;
+            let (mut most, mask) = ((0, DocumentId(0)), same[0].mask);
+            for (id, it) in ids.zip(same) {
+                if most.0 < it.rows {
+                    most = (it.rows, id);
+                }
+            }
+            let other = longest.entry(mask).or_insert(most);
+            if other.0 < most.0 {
+                *other = most;
             }
         }
         longest.into_values().map(|(_, id)| id).collect()

@@ -7,7 +7,8 @@
 use serde::{Deserialize, Serialize};
 
 use super::{BundleId, Plan, Runs};
-use crate::{Cuts, DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_memory, memory};
+use crate::memory::Memory;
+use crate::{Cuts, DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_memory};
 
 /// How good a plan is. Finishing times are forward cost at weight 100.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -37,7 +38,7 @@ pub struct Bounds {
 }
 
 impl Bounds {
-    pub(super) fn of(problem: &Problem, plan: &Plan, runs: &Runs) -> Self {
+    pub(super) fn of(problem: &Problem, plan: &Plan, runs: &Runs, memory: &Memory) -> Self {
         let slots = &problem.slots;
         let loads = loads(problem, plan, runs).into_iter().zip(slots).filter(|it| it.0 > 0);
         let finish = loads.clone().map(|(load, slot)| slot.finish(load)).max().unwrap_or(0);
@@ -59,7 +60,7 @@ impl Bounds {
             least_link: least.link,
             pulled: traffic.forward.queries + traffic.forward.keys,
             least_pulled: least.pulled,
-            memory: memory::most_needed(problem, plan, runs),
+            memory: memory.most_needed(),
             least_memory: if is_bound { least_memory(problem, plan.cuts(), finish) } else { 0 },
         }
     }

@@ -6,7 +6,8 @@
 use std::ops::Range;
 
 use super::{Bounds, Bundle, BundleId, Cuts, Plan, Runs, Task};
-use crate::{DocumentId, Error, Problem, TILE_ROWS, memory};
+use crate::memory::Memory;
+use crate::{DocumentId, Error, Problem, TILE_ROWS};
 
 impl Plan {
     /// Checks the plan against its problem.
@@ -46,8 +47,9 @@ impl Plan {
         let runs = Runs::of(self);
         self.check_cover(problem, &runs)?;
         self.check_reach(problem)?;
-        memory::check(problem, self, &runs, 0)?;
-        Ok(Bounds::of(problem, self, &runs))
+        let memory = Memory::of(problem, self);
+        memory.check(problem, 0)?;
+        Ok(Bounds::of(problem, self, &runs, &memory))
     }
 
     fn check_bundles(&self, problem: &Problem) -> Result<(), Error> {

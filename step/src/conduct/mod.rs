@@ -1,4 +1,5 @@
-//! What the conductor puts together: layouts from lengths, slots from views.
+//! The conductor, but for what carries out its decisions: layouts from lengths, slots from views, and what it decides
+//! ([`decisions`]).
 //!
 //! In: [`Lengths`] of every trainer, a [`View`]. Out: a [`Header`]. Nothing is sent here: the conductor's
 //! IO thread does that.
@@ -6,6 +7,7 @@
 //! Invariant: the cost of what a [`Draft`] does grows with the slots of the job alone. [`Making`] and [`Filled`] do what grows with
 //! the documents of a step. They need no draft, so that another thread can do it.
 
+pub mod decisions;
 mod making;
 mod view;
 

@@ -223,31 +223,40 @@ impl Lists {
         result
     }
 
-    /// What the protocol runs on.
+    /// What the protocol runs on, forward and backward.
     ///
     /// # Errors
     ///
     /// None, unless the lists contradict themselves.
-    pub fn shape(&self, direction: Direction) -> Result<Shape, ShapeError> {
+    pub fn shapes(&self) -> Result<[Shape; 2], ShapeError> {
         let bundles = self.plan.bundles();
-        let mut parcels = Vec::with_capacity(self.holdings.all().len());
+        // Bytes of a query row and of a key under one KV head.
+        let row = |direction| {
+            let of_keys = |tensor: Tensor| matches!(tensor, Tensor::K | Tensor::V);
+            read(direction).iter().fold([0, 0], |[queries, keys], &it| match of_keys(it) {
+                true => [queries, keys + row_bytes(&self.problem, it)],
+                false => [queries + row_bytes(&self.problem, it), keys],
+            })
+        };
+        let [forward, backward] = [row(Direction::Forward), row(Direction::Backward)];
+        let bytes = |[query, key]: [u64; 2], bundle: &cadre_planner::Bundle, it: &Holding| {
+            let rows = u64::from(it.queries) * query + u64::from(it.keys) * key;
+            rows * bundle.kv_heads.len() as u64
+        };
+        let (all, mut sizes) = (self.holdings.all().len(), Vec::new());
+        let mut parcels = Vec::with_capacity(all);
+        sizes.reserve_exact(all);
         for (index, whole) in (0..).map(Bundle).zip(bundles) {
-            for &Holding { rank, queries, keys } in self.holdings.of(index.0 as usize) {
-                let bytes = |&tensor: &Tensor| {
-                    let of_keys = matches!(tensor, Tensor::K | Tensor::V);
-                    let rows = if of_keys { keys } else { queries };
-                    u64::from(rows) * row_bytes(&self.problem, tensor) * whole.kv_heads.len() as u64
-                };
-                let bytes = read(direction).iter().map(bytes).sum();
-                parcels.push(ParcelShape { bundle: index, from: trainer(rank), bytes });
+            for it in self.holdings.of(index.0 as usize) {
+                let (from, bytes_forward) = (trainer(it.rank), bytes(forward, whole, it));
+                parcels.push(ParcelShape { bundle: index, from, bytes: bytes_forward });
+                sizes.push(bytes(backward, whole, it));
             }
         }
-        let works = match direction {
-            Direction::Forward => self.forward_works(),
-            Direction::Backward => self.backward_works(),
-        };
         let bundles = bundles.iter().map(|it| BundleShape { slot: Slot(it.slot.0 as u16) });
-        Shape::of_works(bundles.collect(), works, parcels)
+        let forward = Shape::of_works(bundles.collect(), self.forward_works(), parcels)?;
+        let backward = forward.other_way(self.backward_works(), sizes.into_iter())?;
+        Ok([forward, backward])
     }
 
     fn forward_works(&self) -> Works {

@@ -93,7 +93,8 @@ fn bundles(plan: &Plan) -> impl Iterator<Item = (BundleId, &cadre_planner::Bundl
 
 fn landings_hold_what_bundles_read(problem: &Arc<Problem>, plan: &Arc<Plan>, direction: Direction) {
     let lists = Lists::new(problem, plan);
-    let shape = lists.shape(direction).unwrap();
+    let [forward, backward] = lists.shapes().unwrap();
+    let shape = if direction == Direction::Forward { forward } else { backward };
     for (id, bundle) in bundles(plan) {
         let inputs = lists.inputs(id, direction);
         let mut landing: Names = vec![None; inputs.bytes];
@@ -145,7 +146,7 @@ fn landings_hold_what_bundles_read(problem: &Arc<Problem>, plan: &Arc<Plan>, dir
 /// Parcels that no task reads come to the last one.
 fn tasks_need_the_parcels_that_they_read(problem: &Arc<Problem>, plan: &Arc<Plan>) {
     let lists = Lists::new(problem, plan);
-    let shape = lists.shape(Direction::Forward).unwrap();
+    let [shape, _] = lists.shapes().unwrap();
     for (id, bundle) in bundles(plan) {
         let mut reads: Vec<Vec<Parcel>> = Vec::new();
         for task in &plan.tasks()[bundle.tasks.start as usize..bundle.tasks.end as usize] {
@@ -180,7 +181,7 @@ fn tasks_need_the_parcels_that_they_read(problem: &Arc<Problem>, plan: &Arc<Plan
 
 fn outputs_reach_their_homes_once(problem: &Arc<Problem>, plan: &Arc<Plan>) {
     let lists = Lists::new(problem, plan);
-    let shape = lists.shape(Direction::Forward).unwrap();
+    let [shape, _] = lists.shapes().unwrap();
     for rank in ranks(problem) {
         let whole = held(problem, rank, Tensor::O);
         let whole_lse = held(problem, rank, Tensor::OLse);
@@ -203,7 +204,7 @@ fn outputs_reach_their_homes_once(problem: &Arc<Problem>, plan: &Arc<Plan>) {
 
 fn gradients_reach_their_homes_once(problem: &Arc<Problem>, plan: &Arc<Plan>) {
     let lists = Lists::new(problem, plan);
-    let shape = lists.shape(Direction::Backward).unwrap();
+    let [_, shape] = lists.shapes().unwrap();
     let mut key_rows: BTreeMap<BundleId, u64> = BTreeMap::new();
     for rank in ranks(problem) {
         let whole = held(problem, rank, Tensor::DQ);

@@ -13,6 +13,7 @@ use cadre_control::Moment;
 use cadre_control::proto::{self, controller_message};
 use cadre_exchange::{Event as Wire, PeerId};
 use cadre_protocol::{At, Nanos, Peer, Phase, conductor, server, trainer};
+use cadre_step::conduct::decisions::Event;
 use cadre_step::envelope::{Ending, Said};
 
 use super::conducting::reports;
@@ -163,7 +164,7 @@ impl<P: Exchange> Io<P> {
                     self.probing.begin(shared, trainers);
                 }
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.trainers(shared, list);
+                    conductor.handle(shared, Event::Trainers(list));
                 }
                 self.named();
             }
@@ -185,7 +186,7 @@ impl<P: Exchange> Io<P> {
             }
             Some(Message::Stop(it)) => {
                 if let Some(conductor) = &mut self.conductor {
-                    conductor.stop(shared, it.checkpoint);
+                    conductor.handle(shared, Event::Stop { checkpoint: it.checkpoint });
                 }
             }
             Some(Message::Drain(it)) if matches!(shared.me, Peer::Server(_)) => {
@@ -276,7 +277,7 @@ impl<P: Exchange> Io<P> {
                     it.handle(shared, server::Event::Closed(peer));
                 }
                 if let Some(it) = &mut self.conductor {
-                    it.handle(shared, conductor::Event::Closed(peer));
+                    it.handle(shared, Event::Protocol(conductor::Event::Closed(peer)));
                 }
             }
             Wire::Broken { reason } => self.shared.broke(&reason),
@@ -312,7 +313,9 @@ impl<P: Exchange> Io<P> {
         match (self.shared.me, &mut self.conductor) {
             (Peer::Server(_), _) if over => self.end(Ending::Completed),
             (Peer::Server(_), _) => self.say(proto::Leaving {}),
-            (Peer::Trainer(me), Some(conductor)) => conductor.asked(&mut self.shared, me.0),
+            (Peer::Trainer(me), Some(conductor)) => {
+                conductor.handle(&mut self.shared, Event::Asked(me.0));
+            }
             (Peer::Trainer(_), None) if self.ended.is_none() && self.asked_to_end.is_none() => {
                 self.asked_to_end = Some(self.shared.now());
                 self.shared.tell_conductor(Said::Leaving);

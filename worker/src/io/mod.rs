@@ -51,6 +51,7 @@ use std::time::Duration;
 use cadre_control::proto;
 use cadre_exchange::Role;
 use cadre_protocol::{Nanos, Peer, conductor, server, trainer};
+use cadre_step::conduct::decisions::Event;
 use cadre_step::envelope::{Ending, Said};
 
 use self::conducting::Conducting;
@@ -332,7 +333,7 @@ impl<P: Exchange> Io<P> {
             it.handle(&mut self.shared, server::Event::Tick);
         }
         if let Some(it) = self.conductor.as_mut().filter(|it| due(it.next_deadline())) {
-            it.handle(&mut self.shared, conductor::Event::Tick);
+            it.handle(&mut self.shared, Event::Protocol(conductor::Event::Tick));
         }
     }
 

@@ -8,6 +8,7 @@
 
 use cadre_control::proto;
 use cadre_protocol::{End, Peer, trainer};
+use cadre_step::conduct::decisions::Event;
 use cadre_step::envelope::{Ending, Said};
 
 use super::exchange::Exchange;
@@ -33,7 +34,7 @@ impl<P: Exchange> Io<P> {
             Output::Message(message) => self.deliver(me, message),
             Output::Conductor(said) => {
                 if let Some(it) = &mut self.conductor {
-                    it.told(shared, me, said);
+                    it.handle(shared, Event::Told(me, said));
                 }
             }
             Output::Begun(Side::Trainer, _) => {}
@@ -71,7 +72,7 @@ impl<P: Exchange> Io<P> {
             Output::Begin(ready) => {
                 self.begin(*ready);
                 if let Some(it) = &mut self.conductor {
-                    it.begun(&mut self.shared);
+                    it.handle(&mut self.shared, Event::Begun);
                 }
             }
             Output::Plan(wanted) => {
@@ -182,11 +183,11 @@ impl<P: Exchange> Io<P> {
         }
         if let Some(conductor) = &mut self.conductor {
             if matches!(ending, Ending::Failed { .. }) {
-                conductor.report_rest(&mut self.shared);
+                conductor.handle(&mut self.shared, Event::Failed);
             }
             // Servers first: they have to know before a trainer leaves.
             let peers: Vec<_> =
-                conductor.servers().into_iter().chain(self.shared.trainers()).collect();
+                conductor.decisions().servers().into_iter().chain(self.shared.trainers()).collect();
             let body = self.shared.compose(&Said::End(ending.clone()));
             for peer in peers {
                 self.shared.tell(peer, &body);

@@ -153,21 +153,39 @@ impl<P: Exchange> Shared<P> {
         }
     }
 
+    /// As [`Self::send`], the same to each of them: it is encoded once.
+    pub fn send_all(&mut self, all: &[Peer], message: Message) {
+        if matches!(message, Message::Heartbeat(_)) || is_long(&message) {
+            return all.iter().for_each(|to| self.send(*to, message.clone()));
+        }
+        if all.contains(&self.me) {
+            self.outputs.put(Output::Message(message.clone()));
+        }
+        self.ring_all(all, &Envelope::Protocol(message));
+    }
+
     /// Rings another process.
     pub fn ring(&mut self, to: Peer, envelope: &Envelope) {
-        let Some((id, address)) = self.addresses.get(&to) else {
-            tracing::debug!("no address of {to} yet");
-            return;
-        };
+        self.ring_all(&[to], envelope);
+    }
+
+    /// Rings each other process of these.
+    fn ring_all(&mut self, all: &[Peer], envelope: &Envelope) {
         let mut room = std::mem::take(&mut self.message);
         room.clear();
         let bytes = match postcard::to_extend(envelope, room) {
             Ok(bytes) => bytes,
-            Err(error) => return tracing::error!("a message to {to} cannot be encoded: {error}"),
+            Err(error) => return tracing::error!("a message cannot be encoded: {error}"),
         };
-        self.provider.connect(*id, address);
-        if let Err(error) = self.provider.ring(*id, &bytes) {
-            tracing::warn!("a message to {to} is lost: {error}");
+        for to in all.iter().filter(|it| **it != self.me) {
+            let Some((id, address)) = self.addresses.get(to) else {
+                tracing::debug!("no address of {to} yet");
+                continue;
+            };
+            self.provider.connect(*id, address);
+            if let Err(error) = self.provider.ring(*id, &bytes) {
+                tracing::warn!("a message to {to} is lost: {error}");
+            }
         }
         self.message = bytes;
     }

@@ -67,6 +67,13 @@ pub enum Command {
         /// What.
         message: Message,
     },
+    /// The same as [`Self::Send`] to each of them.
+    SendAll {
+        /// To whom.
+        to: Vec<Peer>,
+        /// What.
+        message: Message,
+    },
     /// Find out whether reassigning over these tables, one after the other, gives every bundle a slot,
     /// and come back with [`Event::Placed`] or [`Event::Unplaceable`].
     Propose {

@@ -239,7 +239,8 @@ impl Conductor {
         }
         self.watermark = watermark;
         if let Some(at) = watermark {
-            self.broadcast(&Message::Watermark { at }, out);
+            let to = self.everybody();
+            out.push(Command::SendAll { to, message: Message::Watermark { at } });
             let live = self.live.len();
             while let Some((&step, live)) = self.live.first_key_value()
                 && live.last(step) <= at
@@ -377,7 +378,9 @@ impl Conductor {
     }
 
     fn broadcast(&self, message: &Message, out: &mut Vec<Command>) {
-        for to in self.everybody() {
+        let everybody = self.everybody();
+        out.reserve(everybody.len());
+        for to in everybody {
             out.push(Command::Send { to, message: message.clone() });
         }
     }

@@ -302,6 +302,11 @@ impl World {
                     conductor::Command::Send { to, message } => {
                         self.send(process.peer, to, message, local);
                     }
+                    conductor::Command::SendAll { to, message } => {
+                        for to in to {
+                            self.send(process.peer, to, message.clone(), local);
+                        }
+                    }
                     conductor::Command::Propose { step, proposal, tables } => {
                         let header = &self.headers[&step];
                         let running = process.steps.entry(step).or_insert_with(|| header.clone());

@@ -4,13 +4,14 @@
 //!
 //! Invariant: the same reports of the same step give the same message.
 
-use cadre_control::proto;
-use cadre_protocol::{Filler, Fillers, Peer};
+use cadre_control::proto::{self, notice};
+use cadre_protocol::Peer;
 use cadre_step::certificate::Certificate;
+use cadre_step::conduct::decisions::{About, FaultAt, Over, Served};
 use cadre_step::conduct::{Offer, View};
-use cadre_step::envelope::{ServerStep, StepDone};
-use cadre_step::header::{Header, Member, ViewNumber};
-use cadre_step::planned::{PlannedStep, filler};
+use cadre_step::envelope::StepDone;
+use cadre_step::header::{Member, ViewNumber};
+use cadre_step::phases::Direction;
 
 use crate::io::planning::Figures;
 
@@ -58,47 +59,54 @@ pub(crate) fn offered(view: &proto::View) -> Result<View, Unreadable> {
     Ok(View { number: ViewNumber { term: number.term, counter: number.counter }, slots })
 }
 
-/// The slot that a member fills: by the header, else by the newest round that has it.
-fn slot_of(planned: &PlannedStep, tables: &[Fillers], from: Peer) -> Option<usize> {
-    let fills = |it: &Option<Filler>| it.and_then(Filler::executor) == Some(from);
-    let mut first = planned.header.fillers.iter().map(|it| it.as_ref().map(filler));
-    let newest = || tables.iter().rev().find_map(|it| it.iter().position(fills));
-    first.position(|it| fills(&it)).or_else(newest)
+/// Where faults are to be fired, as the controller is told.
+pub(super) fn reached(FaultAt { step, direction }: FaultAt) -> proto::PhaseReached {
+    let direction = match direction {
+        Direction::Forward => proto::Direction::Forward,
+        Direction::Backward => proto::Direction::Backward,
+    };
+    proto::PhaseReached { step, direction: direction.into() }
 }
 
-/// What a server did, as the controller is told. `tables` are the step's rounds. Nothing of one that fills no slot.
-pub(crate) fn server_step(
-    planned: &PlannedStep,
-    tables: &[Fillers],
-    from: Peer,
-    done: &ServerStep,
-) -> Option<proto::ServerStep> {
-    let slot = slot_of(planned, tables, from)?;
-    let (kind, index, incarnation) = match from {
+/// What people are told, as the controller is.
+pub(super) fn notice(about: About, text: String) -> proto::Notice {
+    use notice::{Event, Level};
+    let (level, event, server) = match about {
+        About::Warning => (Level::Warning, Event::Unspecified, None),
+        About::ServerLost(id) => (Level::Warning, Event::ServerLost, Some(id)),
+        About::PoolLost => (Level::Warning, Event::PoolLost, None),
+        About::PoolBack => (Level::Information, Event::PoolBack, None),
+    };
+    let server = server.map(|it| proto::ServerName {
+        kind: proto::Kind::Dedicated.into(),
+        index: it.index.into(),
+        incarnation: it.incarnation,
+    });
+    proto::Notice { level: level.into(), text, event: event.into(), server }
+}
+
+/// What a server did, as the controller is told.
+fn served(Served { by, slot, did }: &Served) -> proto::ServerStep {
+    let (kind, index, incarnation) = match *by {
         Peer::Trainer(id) => (proto::Kind::InPlace, id.0, 0),
         Peer::Server(id) => (proto::Kind::Dedicated, id.index, id.incarnation),
     };
-    Some(proto::ServerStep {
-        slot: slot as u32,
+    proto::ServerStep {
+        slot: *slot as u32,
         index: index.into(),
         incarnation,
         kind: kind.into(),
-        tasks: done.tasks,
-        busy_seconds: done.busy_seconds,
-        bytes_pulled: done.bytes_pulled,
-    })
+        tasks: did.tasks,
+        busy_seconds: did.busy_seconds,
+        bytes_pulled: did.bytes_pulled,
+    }
 }
 
-/// A finished step, as the controller is told. Failovers are those of the step, and those of the job so far. Steps are those of the
-/// job, 0 while nobody has said how many.
-pub(crate) fn progress(
-    header: &Header,
-    figures: Figures,
-    done: &[StepDone],
-    servers: Vec<proto::ServerStep>,
-    (failovers, failovers_so_far): (u32, u32),
-    steps: u64,
-) -> proto::Progress {
+/// A finished step, as the controller is told: 0 steps while nobody has said how many the job has.
+pub(super) fn progress(over: &Over, figures: Figures) -> proto::Progress {
+    let Over { planned, done, served: by, failovers, failovers_so_far, steps } = over;
+    let header = &planned.header;
+    let servers: Vec<_> = by.iter().map(served).collect();
     let worst = |of: fn(&StepDone) -> f64| done.iter().map(of).fold(0.0, f64::max);
     let Figures { header: line, plans, imbalance_unplanned, certificate } = figures;
     let Certificate { compute, link, bytes } = certificate;
@@ -119,14 +127,14 @@ pub(crate) fn progress(
         seconds: worst(|it| it.seconds),
         exposed_wait_seconds: worst(|it| it.exposed_wait_seconds),
         header_wait_seconds: worst(|it| it.header_wait_seconds),
-        failovers,
+        failovers: *failovers,
         view: Some(proto::ViewNumber { term: header.view.term, counter: header.view.counter }),
         imbalance,
         imbalance_unplanned,
         header: line,
         servers,
-        steps,
-        failovers_so_far,
+        steps: steps.unwrap_or(0),
+        failovers_so_far: *failovers_so_far,
         plans,
         gap_compute: Some(compute),
         gap_link: link,
@@ -136,8 +144,6 @@ pub(crate) fn progress(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::*;
 
     #[test]
@@ -158,39 +164,5 @@ mod tests {
         refuse(number, proto::Kind::InPlace, 65_536, above);
         refuse(number, proto::Kind::Unspecified, 0, "no kind of slot 1");
         refuse(None, proto::Kind::Dedicated, 0, "no number");
-    }
-
-    #[test]
-    fn a_server_is_told_of_in_the_slot_that_it_fills_also_beside_vacant_ones_and_by_rounds() {
-        use cadre_protocol::{ServerId, TrainerId};
-        let any: Header =
-            serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
-        let slot = any.slots[0];
-        let server = |index, incarnation| Member::Server {
-            index,
-            incarnation,
-            address: "127.0.0.1:1".into(),
-        };
-        let header = Header {
-            slots: vec![slot; 3],
-            fillers: vec![None, Some(server(1, 0)), Some(Member::Standby(0))],
-            ..any
-        };
-        let planned = PlannedStep::new(Arc::new(header)).unwrap();
-        let id = |index, incarnation| ServerId { index, incarnation };
-        let first = vec![Some(Filler::Server(id(2, 4))), None, None];
-        let last = vec![None, Some(Filler::Server(id(1, 1))), Some(Filler::InPlace(TrainerId(0)))];
-        let tables = [first, last];
-        let slot = |tables: &[Fillers], from| {
-            let done = ServerStep { step: 0, tasks: 3, busy_seconds: 0.5, bytes_pulled: 7 };
-            server_step(&planned, tables, from, &done).map(|it| it.slot)
-        };
-        let rank = Peer::Trainer(TrainerId(0));
-        assert_eq!(slot(&[], Peer::Server(id(1, 0))), Some(1), "slot 0 is vacant");
-        assert_eq!(slot(&tables, Peer::Server(id(1, 0))), Some(1), "lost since");
-        assert_eq!(slot(&tables, Peer::Server(id(1, 1))), Some(1), "a replacement");
-        assert_eq!(slot(&tables, Peer::Server(id(2, 4))), Some(0), "lost again");
-        assert_eq!((slot(&[], rank), slot(&tables, rank)), (None, Some(2)), "it took works over");
-        assert_eq!(slot(&tables, Peer::Server(id(9, 0))), None);
     }
 }

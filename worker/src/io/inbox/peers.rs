@@ -4,6 +4,7 @@
 
 use cadre_exchange::PeerId;
 use cadre_protocol::{Peer, conductor, server, trainer};
+use cadre_step::conduct::decisions::Event;
 use cadre_step::envelope::{Ending, Envelope, Said, speaker};
 use cadre_step::header::Header;
 
@@ -20,26 +21,27 @@ impl<P: Exchange> Io<P> {
         if peer == self.shared.me {
             return self.disbelieve(peer, "anything under the name of this process");
         }
-        if self.shared.id_of(peer).is_some_and(|it| it != from) {
+        let known = self.shared.id_of(peer);
+        if known.is_some_and(|it| it != from) {
             return self.disbelieve(peer, "anything under another incarnation than its own");
         }
         if let Some(ending) = self.ended.as_ref().filter(|_| self.shared.me == Peer::CONDUCTOR) {
             // Who still calls came late.
-            if self.shared.id_of(peer).is_some() && self.told_end.insert(peer) {
+            if known.is_some() && self.told_end.insert(peer) {
                 let body = self.shared.compose(&Said::End(ending.clone()));
                 self.shared.tell(peer, &body);
             }
         }
         match envelope {
-            Envelope::Protocol(message) => self.message(from, message),
+            Envelope::Protocol(message) => self.message((from, known.is_some()), message),
             Envelope::Beat { by, beat } => {
                 if self.shared.lives(peer, by) {
                     self.came_back(peer);
                 }
-                self.message(from, cadre_protocol::Message::Heartbeat(beat));
+                self.message((from, known.is_some()), cadre_protocol::Message::Heartbeat(beat));
             }
             // Its sender says it again until the controller or the conductor has named it here.
-            Envelope::Word { .. } if self.shared.id_of(peer).is_none() => {
+            Envelope::Word { .. } if known.is_none() => {
                 tracing::debug!("{from} is not known here yet: its words are not heard");
             }
             Envelope::Word { stream, number, body } => {
@@ -59,17 +61,17 @@ impl<P: Exchange> Io<P> {
     /// A peer lives anew: it may have been in another job, and come back between two views that the conductor has seen.
     fn came_back(&mut self, peer: Peer) {
         if let Some(it) = &mut self.conductor {
-            it.came_back(peer);
+            it.handle(&mut self.shared, Event::CameBack(peer));
         }
     }
 
-    /// A message for a machine, from whoever calls itself so.
-    fn message(&mut self, from: PeerId, message: cadre_protocol::Message) {
+    /// A message for a machine, from whoever calls itself so; whether that one is known here.
+    fn message(&mut self, (from, is_known): (PeerId, bool), message: cadre_protocol::Message) {
         let peer = peer_of(from);
         let (speaker, name) = speaker(&message);
         if !speaker.is(peer) {
             self.disbelieve(peer, name);
-        } else if self.shared.id_of(peer).is_some() {
+        } else if is_known {
             self.deliver(peer, message);
         } else if let Some(refused) = self.unnamed.ring(from, self.shared.trainer_count, message) {
             self.disbelieve(peer, refused);
@@ -137,7 +139,7 @@ impl<P: Exchange> Io<P> {
             }
             Said::End(ending) => self.end(ending),
             Said::Failed { reason, bad_input } if self.shared.me == Peer::CONDUCTOR => {
-                if self.conductor.as_ref().is_some_and(|it| it.has_lost(from)) {
+                if self.conductor.as_ref().is_some_and(|it| it.decisions().has_lost(from)) {
                     tracing::warn!("{from} is lost, so this ends nothing: {reason}");
                 } else {
                     let reason = reason_of(from, reason);
@@ -147,7 +149,7 @@ impl<P: Exchange> Io<P> {
             Said::Leaving if self.ended.is_none() => {
                 tracing::warn!("{from} was asked to end, so the job stops");
                 if let (Some(it), Peer::Trainer(trainer)) = (&mut self.conductor, from) {
-                    it.asked(&mut self.shared, trainer.0);
+                    it.handle(&mut self.shared, Event::Asked(trainer.0));
                 }
             }
             Said::Lengths(_)
@@ -156,7 +158,7 @@ impl<P: Exchange> Io<P> {
             | Said::StepDone(_)
             | Said::ServerStep(_) => {
                 if let Some(it) = &mut self.conductor {
-                    it.told(&mut self.shared, from, said);
+                    it.handle(&mut self.shared, Event::Told(from, said));
                 }
             }
             Said::Failed { .. } | Said::Leaving => {}
@@ -192,7 +194,7 @@ impl<P: Exchange> Io<P> {
             it.handle(shared, server::Event::Message { from, message });
         }
         if let Some(it) = self.conductor.as_mut().filter(|_| audience == Audience::Conductor) {
-            it.handle(shared, conductor::Event::Message { from, message });
+            it.handle(shared, Event::Protocol(conductor::Event::Message { from, message }));
         }
     }
 }

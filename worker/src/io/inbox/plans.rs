@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use cadre_exchange::PeerId;
 use cadre_protocol::{server, trainer};
+use cadre_step::conduct::decisions::Event;
 use cadre_step::conduct::{self, Made};
 
 use crate::io::encoded::Read;
@@ -44,7 +45,8 @@ impl<P: Exchange> Io<P> {
         match (asker, table) {
             (Asker::Conductor(proposal), table) => {
                 if let Some(it) = &mut self.conductor {
-                    it.reassigned(shared, step, proposal, table.map(|_| ()));
+                    let placed = table.map(|_| ());
+                    it.handle(shared, Event::Proposed { step, proposal, placed });
                 }
             }
             (Asker::Members, Ok(table)) => {
@@ -70,7 +72,7 @@ impl<P: Exchange> Io<P> {
     pub(super) fn made(&mut self, made: Result<Made, conduct::Error>) {
         self.backlog.done();
         if let Some(it) = &mut self.conductor {
-            it.made(&mut self.shared, made);
+            it.handle(&mut self.shared, Event::Made(made));
         }
         self.plan();
     }
@@ -79,7 +81,9 @@ impl<P: Exchange> Io<P> {
     pub(super) fn planned(&mut self, planned: Result<Ready, planning::Error>) {
         let step = self.backlog.done();
         match (&mut self.conductor, planned) {
-            (Some(it), planned) if it.is_publishing(step) => it.planned(&mut self.shared, planned),
+            (Some(it), planned) if it.decisions().is_publishing(step) => {
+                it.planned(&mut self.shared, planned);
+            }
             (_, Ok(ready)) => self.begin(ready),
             (_, Err(error)) => self.fail(error.to_string(), true),
         }

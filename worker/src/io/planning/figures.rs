@@ -21,11 +21,8 @@ impl Figures {
     /// Takes as long as the step has documents.
     pub fn of(planned: &PlannedStep) -> Self {
         let (most, mean) = at_home(planned);
-        let header = serde_json::to_string(planned.header.as_ref());
-        let mut header = header.expect("a header is plain data");
-        header.shrink_to_fit();
         Self {
-            header,
+            header: planned.header.to_line(),
             plans: planned.plans_digest(),
             imbalance_unplanned: if mean > 0 { most as f64 / mean as f64 } else { 1.0 },
             certificate: Certificate::of(planned),

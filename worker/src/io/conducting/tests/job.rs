@@ -5,9 +5,9 @@ use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
 use cadre_crds::Wire;
-use cadre_exchange::{Encryption, Limits, Tcp, TcpConfig};
+use cadre_exchange::{Encryption, Limits, PeerId, Tcp, TcpConfig};
 use cadre_planner::{Costs, Heads, Tolerance};
-use cadre_protocol::{At, ServerId, TrainerId};
+use cadre_protocol::{At, Heartbeat, Message, ServerId, TrainerId, conductor};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
@@ -17,7 +17,8 @@ use super::lengths;
 use crate::io::Request;
 use crate::io::clock::Clock;
 use crate::io::plan_thread;
-use crate::io::planning::{Ready, Reassign, Wanted};
+use crate::io::planning::{Ready, Wanted};
+use crate::io::shared::peer_of;
 use crate::trace::Tracer;
 
 /// A conductor of two trainers with in-place servers, at a time that the test counts.
@@ -28,8 +29,6 @@ pub(super) struct Job {
     /// What was put for others: a header to plan, steps to begin.
     pub(super) plan: Option<Wanted>,
     pub(super) begin: Vec<Ready>,
-    /// Rounds that are to be dealt out.
-    pub(super) rounds: Vec<Reassign>,
 }
 
 fn draft() -> Draft {
@@ -70,13 +69,14 @@ impl Job {
         let job: Settings =
             serde_json::from_str(include_str!("../../../../../testing/settings.json")).unwrap();
         let conducting = Conducting::new(draft(), settings, 0, &job, Nanos(0));
-        Self { conducting, shared, nanos, plan: None, begin: Vec::new(), rounds: Vec::new() }
+        Self { conducting, shared, nanos, plan: None, begin: Vec::new() }
     }
 
     /// Both trainers know each other.
     pub(super) fn introduce(&mut self) {
         let trainers = (0..2).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned()));
-        self.conducting.trainers(&mut self.shared, trainers.collect());
+        let event = Event::Trainers(trainers.collect());
+        self.conducting.handle(&mut self.shared, event);
     }
 
     /// Both trainers are there, each with a server in place.
@@ -129,14 +129,12 @@ impl Job {
         self.shared.telling.owed_to().into_iter().filter_map(server).collect()
     }
 
-    /// The controller offers a dedicated server for one slot, or nobody.
-    pub(super) fn server(&mut self, counter: u64, address: Option<&str>) {
-        let (index, incarnation) = (0, 0);
-        let member = address.map(|it| Member::Server { index, incarnation, address: it.into() });
-        let offer =
-            Offer { weight: 100, home: None, memory: Some(1 << 30), member, numerics: None };
-        let view = View { number: ViewNumber { term: 1, counter }, slots: vec![offer] };
-        self.conducting.view(&mut self.shared, view);
+    /// A heartbeat of a peer that has begun no step, when the machine has forgotten the last one.
+    pub(super) fn beat(&mut self, from: Peer) {
+        self.nanos.fetch_add(Nanos::from_millis(300).0, std::sync::atomic::Ordering::Relaxed);
+        let message = Message::Heartbeat(Heartbeat::default());
+        let event = conductor::Event::Message { from, message };
+        self.conducting.handle(&mut self.shared, Event::Protocol(event));
     }
 
     /// Both trainers tell what they hold of a step; whether its header is planned then.
@@ -148,13 +146,15 @@ impl Job {
     /// Both trainers have every result of a step.
     pub(super) fn whole(&mut self, step: u64) {
         for from in [0, 1].map(TrainerId).map(Peer::Trainer) {
-            let message = cadre_protocol::Message::PhaseDone { at: At::new(step, 1) };
-            self.conducting.handle(&mut self.shared, Event::Message { from, message });
+            let message = Message::PhaseDone { at: At::new(step, 1) };
+            let event = conductor::Event::Message { from, message };
+            self.conducting.handle(&mut self.shared, Event::Protocol(event));
         }
     }
 
     pub(super) fn tell(&mut self, from: u16, said: Said) {
-        self.conducting.told(&mut self.shared, Peer::Trainer(TrainerId(from)), said);
+        let from = Peer::Trainer(TrainerId(from));
+        self.conducting.handle(&mut self.shared, Event::Told(from, said));
     }
 
     /// Takes what the conductor has put for others.
@@ -163,7 +163,6 @@ impl Job {
             match output {
                 Output::Plan(wanted) => self.plan = Some(wanted),
                 Output::Begin(ready) => self.begin.push(*ready),
-                Output::Reassign(round) => self.rounds.push(round),
                 Output::Message(_)
                 | Output::Conductor(_)
                 | Output::Report(_)
@@ -173,18 +172,12 @@ impl Job {
         }
     }
 
-    /// Steps that this process was to begin so far.
-    pub(super) fn begun(&mut self) -> usize {
-        self.take();
-        self.begin.len()
-    }
-
     /// What the planning thread does, if a header is to be made.
     pub(super) fn make(&mut self) {
         self.take();
         if let Some(wanted @ Wanted::Making(_)) = self.plan.take() {
             let Request::Made(made) = plan_thread::done(wanted) else { unreachable!() };
-            self.conducting.made(&mut self.shared, *made);
+            self.conducting.handle(&mut self.shared, Event::Made(*made));
         }
     }
 
@@ -194,7 +187,7 @@ impl Job {
             self.take();
             let Some(wanted) = self.plan.take() else { return false };
             match plan_thread::done(wanted) {
-                Request::Made(made) => self.conducting.made(&mut self.shared, *made),
+                Request::Made(made) => self.conducting.handle(&mut self.shared, Event::Made(*made)),
                 Request::Planned(planned) => {
                     self.conducting.planned(&mut self.shared, *planned);
                     return true;

@@ -6,11 +6,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_protocol::{Nanos, TrainerId};
-use cadre_step::envelope::{Ending, Lengths};
 
-use super::Conducting;
-use crate::io::exchange::Exchange;
-use crate::io::shared::Shared;
+use super::{Acts, Decisions};
+use crate::envelope::{Ending, Lengths};
 
 /// What to do where trainers have left a step that others run.
 const TO_ITS_END: &str = "have every rank run each step that is out to its end, or none";
@@ -59,12 +57,12 @@ impl Counts {
     }
 }
 
-impl Conducting {
+impl Decisions {
     /// A trainer tells what it holds of a step: of each once, in their order. Whoever counts the steps otherwise than the job
     /// would wait for ever, so the job ends by its name.
     pub(super) fn lengths(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
+        acts: &mut Acts<'_>,
         TrainerId(from): TrainerId,
         lengths: Lengths,
     ) {
@@ -76,30 +74,30 @@ impl Conducting {
             let reason = format!(
                 "trainer {from} announced step {step}, trainer {other} has {steps} steps; {SAME_STEPS}"
             );
-            return self.close(shared, Ending::Failed { reason, bad_input: true });
+            return self.close(acts, Ending::Failed { reason, bad_input: true });
         }
         if (self.next..self.next + LENGTHS_AHEAD).contains(&step) {
             self.lengths.entry(step).or_default().insert(from, lengths);
-            return self.proceed(shared);
+            return self.proceed(acts);
         }
         let reason = format!(
             "trainer {from} announced step {step}, and the job is at step {}; give all ranks the same checkpoint",
             self.next
         );
-        self.close(shared, Ending::Failed { reason, bad_input: true });
+        self.close(acts, Ending::Failed { reason, bad_input: true });
     }
 
     /// A trainer tells how many steps it has. All have the same number, or some would wait for ever for those that are done.
-    pub(super) fn counted(&mut self, shared: &mut Shared<impl Exchange>, from: u16, steps: u64) {
+    pub(super) fn counted(&mut self, acts: &mut Acts<'_>, from: u16, steps: u64) {
         let other = self.counts.counted(from, steps);
         let ahead = self.counts.furthest.filter(|it| it.0 >= steps);
         let what = match (other, ahead) {
             (Some((other, theirs)), _) => format!("trainer {other} has {theirs}"),
             (None, Some((step, other))) => format!("trainer {other} announced step {step}"),
-            (None, None) => return self.proceed(shared),
+            (None, None) => return self.proceed(acts),
         };
         let reason = format!("trainer {from} has {steps} steps, {what}; {SAME_STEPS}");
-        self.close(shared, Ending::Failed { reason, bad_input: true });
+        self.close(acts, Ending::Failed { reason, bad_input: true });
     }
 
     /// Whether all trainers have told that there is no step as the next one.
@@ -109,13 +107,13 @@ impl Conducting {
     }
 
     /// A trainer has left, and a step is out that is not over there. If all do so, nobody waits for anybody.
-    pub(super) fn left(&mut self, shared: &Shared<impl Exchange>, from: u16, what: String) {
+    pub(super) fn left(&mut self, now: Nanos, from: u16, what: String) {
         self.left.insert(from);
         self.standing.insert(from, what);
         if self.left.len() == usize::from(self.draft.trainers) {
             self.standing_until = None;
         } else {
-            self.standing_until.get_or_insert(shared.now().after(STANDING_TOGETHER));
+            self.standing_until.get_or_insert(now.after(STANDING_TOGETHER));
         }
     }
 
@@ -126,13 +124,13 @@ impl Conducting {
 
     /// Ends the job because of trainers that stand still, unless they move again, or all wait for the pool; or because of those who
     /// left a step that others run.
-    pub(super) fn stalled(&mut self, shared: &mut Shared<impl Exchange>) {
+    pub(super) fn stalled(&mut self, acts: &mut Acts<'_>) {
         self.standing_until = None;
         if self.standing.is_empty() {
             return;
         }
         if self.left.is_empty() && self.waits_for_the_pool() {
-            self.standing_until = Some(shared.now().after(STANDING_TOGETHER));
+            self.standing_until = Some(acts.now.after(STANDING_TOGETHER));
             return;
         }
         let mut named: Vec<_> = self.standing.values().take(MAX_NAMED_TRAINERS).cloned().collect();
@@ -148,6 +146,6 @@ impl Conducting {
             TO_ITS_END
         };
         let reason = format!("{}; {remedy}", named.join("; "));
-        self.close(shared, Ending::Failed { reason, bad_input: false });
+        self.close(acts, Ending::Failed { reason, bad_input: false });
     }
 }

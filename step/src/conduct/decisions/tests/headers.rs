@@ -1,21 +1,20 @@
 //! When a header goes out, and who is told it again.
 
-use cadre_protocol::{ServerId, TrainerId};
-use cadre_step::words::{Life, Stream};
+use cadre_protocol::ServerId;
 
 use super::super::*;
 use super::job::Job;
-use super::{done, lengths};
+use super::{Commanded, done, lengths};
 
 #[test]
 fn the_next_header_goes_out_while_the_step_before_it_runs() {
     let mut job = Job::assembled();
     assert!(job.announce(0) && job.announce(1));
-    assert_eq!((job.begun(), job.conducting.published.len()), (2, 2));
+    assert_eq!((job.begun(), job.decisions.published.len()), (2, 2));
     // A third one only when the first is whole.
     assert!(!job.announce(2));
     job.whole(0);
-    assert!(job.plan() && job.conducting.published.contains_key(&2));
+    assert!(job.plan() && job.decisions.published.contains_key(&2));
 }
 
 #[test]
@@ -26,7 +25,7 @@ fn a_header_with_other_slots_waits_until_the_step_before_it_is_whole() {
     assert!(!job.announce(1));
     job.whole(0);
     assert!(job.plan());
-    let slots = |job: &Job, step| job.conducting.published[&step].planned.header.slots.len();
+    let slots = |job: &Job, step| job.decisions.published[&step].planned.header.slots.len();
     assert_eq!((slots(&job, 0), slots(&job, 1)), (2, 3));
     // That the slots are what they were again is as good.
     job.view(3, &[Some(0), Some(1)]);
@@ -39,12 +38,12 @@ fn a_header_with_other_slots_waits_until_the_step_before_it_is_whole() {
 #[test]
 fn a_header_waits_for_faults_that_are_to_be_fired_in_the_step_before_it() {
     let mut job = Job::assembled();
-    let moment = Moment { step: 0, direction: cadre_step::phases::Direction::Backward };
-    job.conducting.faults.insert(moment);
+    let at = FaultAt { step: 0, direction: crate::phases::Direction::Backward };
+    job.decisions.faults.insert(at);
     assert!(job.announce(0) && !job.announce(1));
     job.whole(0);
     assert!(!job.plan(), "it is told, and not fired");
-    job.conducting.fired(&mut job.shared, moment);
+    job.hear(Event::Fired(at));
     assert!(job.plan());
 }
 
@@ -53,11 +52,11 @@ fn a_header_that_is_made_when_the_job_is_stopped_goes_nowhere() {
     let mut job = Job::assembled();
     assert!(job.announce(0));
     (0..2).for_each(|it| job.tell(it, lengths(1, it)));
-    job.conducting.stop(&mut job.shared, true);
-    assert!(!job.plan() && job.conducting.published.keys().eq([&0]));
+    job.stop();
+    assert!(!job.plan() && job.decisions.published.keys().eq([&0]));
     job.whole(0);
     (0..2).for_each(|it| job.tell(it, done(0)));
-    assert_eq!(job.conducting.ending, Some(Ending::Stopped { checkpoint: true }));
+    assert_eq!(job.decisions.ending, Some(Ending::Stopped { checkpoint: true }));
 }
 
 #[test]
@@ -66,21 +65,17 @@ fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
     (0..2).for_each(|it| job.tell(it, lengths(0, it)));
     job.make();
     let fillers = [0, 1].map(|it| Some(cadre_protocol::Filler::InPlace(TrainerId(it)))).to_vec();
-    let propose = Command::Propose { step: 0, proposal: 1, tables: vec![fillers] };
+    let propose = Commanded::Propose { step: 0, proposal: 1, tables: vec![fillers] };
     for _ in 0..2 {
-        job.conducting.obey(&mut job.shared, propose.clone());
-        job.take();
-        assert_eq!(job.rounds, []);
+        job.obey(propose.clone());
+        assert_eq!(job.proposals, []);
         job.plan();
     }
-    assert_eq!(job.begun(), 1);
-    let ready = job.begin.pop().unwrap();
-    job.shared.begin(ready.planned, ready.first);
-    assert!(job.conducting.proposal.is_some());
-    job.conducting.begun(&mut job.shared);
-    assert!(job.conducting.proposal.is_none());
-    job.take();
-    assert_eq!(job.rounds.iter().map(|it| it.asker).collect::<Vec<_>>(), [Asker::Conductor(1)]);
+    assert_eq!(job.begin, [0]);
+    assert!(job.decisions.proposal.is_some());
+    job.hear(Event::Begun);
+    assert!(job.decisions.proposal.is_none());
+    assert_eq!(job.proposals, [(0, 1)]);
 }
 
 #[test]
@@ -90,24 +85,19 @@ fn a_server_that_comes_back_is_told_the_header_again_and_one_that_left_is_owed_n
     job.introduce();
     job.server(1, Some("127.0.0.1:1"));
     assert!(job.announce(0));
-    let told = |job: &Job| {
-        let (_, told) = job.conducting.published[&0].word.as_ref().unwrap();
-        told.contains(&peer)
-    };
+    let told = |job: &Job| job.decisions.published[&0].told.contains(&peer);
     assert!(told(&job));
     // Another job had it meanwhile; it listens where it did.
     job.server(2, None);
     job.server(3, Some("127.0.0.1:1"));
     assert!(!told(&job));
-    job.conducting.header(&mut job.shared, 0, peer);
+    job.header(0, peer);
     assert!(told(&job));
     // The step may still use it, then nobody does.
     job.server(4, None);
-    job.shared.forget(Peer::Trainer(TrainerId(1)));
-    assert!(!job.shared.telling.is_covered());
+    assert!(job.decisions.hears(peer));
     job.whole(0);
-    job.shared.forget(Peer::Trainer(TrainerId(1)));
-    assert!(job.shared.telling.is_covered());
+    assert!(!job.decisions.hears(peer) && job.forgets);
 }
 
 #[test]
@@ -118,24 +108,38 @@ fn a_server_that_came_back_between_two_views_is_told_the_header_again() {
     job.server(1, Some("127.0.0.1:1"));
     assert!(job.announce(0) && job.announce(1));
     let told = |job: &Job| {
-        let words = job.conducting.published.values().map(|it| it.word.as_ref());
-        words.map(|it| it.unwrap().1.contains(&peer)).collect::<Vec<_>>()
+        job.decisions.published.values().map(|it| it.told.contains(&peer)).collect::<Vec<_>>()
     };
-    // It has heard all of it.
-    let heard = |job: &mut Job, life| {
-        let stream = Stream { life: job.shared.telling.life(), era: 0 };
-        job.shared.covered((peer, life), stream, 2)
-    };
-    assert!(!heard(&mut job, Life(1)) && job.owed().is_empty());
-    assert!(!job.shared.lives(peer, Life(1)));
     // A controller that merges views shows the same server at the same place.
     job.server(2, Some("127.0.0.1:1"));
     assert_eq!(told(&job), [true, true]);
-    assert!(job.shared.lives(peer, Life(2)), "its first heartbeat");
-    job.conducting.came_back(peer);
+    job.hear(Event::CameBack(peer));
     assert_eq!(told(&job), [false, false]);
     for step in 0..2 {
-        job.conducting.header(&mut job.shared, step, peer);
+        job.header(step, peer);
     }
-    assert_eq!((told(&job), job.owed()), (vec![true, true], vec![server]));
+    assert_eq!(told(&job), [true, true]);
+}
+
+#[test]
+fn who_is_lost_or_has_left_is_told_no_header() {
+    let id = |index, incarnation| ServerId { index, incarnation };
+    let peer = |index, incarnation| Peer::Server(id(index, incarnation));
+    let mut job = Job::assembled();
+    job.serve(2, &[Some(id(0, 0)), Some(id(1, 0))]);
+    assert!(job.announce(0));
+    // Another one comes in the place of the first while the next header is planned, which was to go to both.
+    (0..2).for_each(|it| job.tell(it, lengths(1, it)));
+    job.make();
+    job.serve(3, &[Some(id(0, 1)), Some(id(1, 0))]);
+    assert_eq!(job.said, [About::ServerLost(id(0, 0))]);
+    assert!(job.plan());
+    let told = |job: &Job, step: u64, it| job.decisions.published[&step].told.contains(&it);
+    assert!(!told(&job, 0, peer(0, 0)) && !told(&job, 1, peer(0, 0)));
+    assert!(told(&job, 0, peer(1, 0)) && told(&job, 1, peer(1, 0)));
+    // The other one leaves: it hears as long as a step that is out names it.
+    job.serve(4, &[Some(id(0, 1)), None]);
+    assert!(job.decisions.hears(peer(1, 0)));
+    (0..2).for_each(|it| job.whole(it));
+    assert!(!job.decisions.hears(peer(1, 0)));
 }

@@ -1,29 +1,24 @@
-//! The conductor's headers: when the next one is due, and what is in it.
+//! The conductor's headers: when the next one is due, what is in it, who is told.
 //!
 //! In: lengths of every trainer, the newest view, who fills the slots now. Out: a header that is published once, as a rule while the
 //! step before it runs; or the end of the job when none follows.
 //!
-//! Layouts and slots are put together by [`cadre_step::conduct`].
+//! Layouts and slots are put together by [`crate::conduct`].
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use cadre_control::proto::notice;
-use cadre_protocol::conductor::{Event, HEADER};
+use cadre_protocol::conductor::{self, HEADER};
 use cadre_protocol::{Fillers, Peer};
-use cadre_step::conduct::{self, Made};
-use cadre_step::envelope::Ending;
-use cadre_step::planned::filler;
 
-use super::{Conducting, Published, Publishing};
-use crate::io::exchange::Exchange;
-use crate::io::output::Output;
-use crate::io::planning::{self, Asker, Own, Ready, Wanted};
-use crate::io::shared::Shared;
+use super::{About, Acts, Command, Decisions, Level, Out, Publishing, Refused};
+use crate::conduct::{self, Made};
+use crate::envelope::Ending;
+use crate::planned::{PlannedStep, filler};
 
-impl Conducting {
+impl Decisions {
     /// Has the next header made, or ends the job, as soon as nothing is missing for it.
-    pub(super) fn proceed(&mut self, shared: &mut Shared<impl Exchange>) {
+    pub(super) fn proceed(&mut self, acts: &mut Acts<'_>) {
         if self.offered || self.ending.is_some() || !self.firing.is_empty() {
             return;
         }
@@ -35,7 +30,7 @@ impl Conducting {
             if self.published.is_empty() && !self.runs_on() && knows_all {
                 // A stop that comes when all steps are done stops nothing.
                 let stopped = self.stop.clone().filter(|_| !all);
-                self.close(shared, stopped.unwrap_or(Ending::Completed));
+                self.close(acts, stopped.unwrap_or(Ending::Completed));
             }
             return;
         }
@@ -60,22 +55,21 @@ impl Conducting {
         }
         let lengths = self.lengths.remove(&self.next).expect("it was complete a moment ago");
         self.making = true;
-        let order = self.draft.order(self.next, lengths, view);
-        shared.outputs.put(Output::Plan(Wanted::Making(order)));
+        acts.put(Command::Make(self.draft.order(self.next, lengths, view)));
     }
 
     /// The next header was made: it is offered, unless the job was to stop meanwhile.
-    pub fn made(&mut self, shared: &mut Shared<impl Exchange>, made: Result<Made, conduct::Error>) {
+    pub(super) fn made(&mut self, acts: &mut Acts<'_>, made: Result<Made, conduct::Error>) {
         self.making = false;
         if self.ending.is_some() {
             return;
         }
         if self.stop.is_some() {
-            return self.proceed(shared);
+            return self.proceed(acts);
         }
         let made = made.map_err(|it| it.to_string()).and_then(|it| {
             if let Some(before) = self.draft.header.take() {
-                shared.finish(before);
+                acts.put(Command::Drop(before));
             }
             self.draft.made(it.header);
             self.misses_a_fault().map_or(Ok(it.phases), Err)
@@ -84,10 +78,10 @@ impl Conducting {
             Ok(phases) => {
                 self.offered = true;
                 let step = self.next;
-                self.handle(shared, Event::View(self.next_fillers()));
-                self.handle(shared, Event::HeaderReady { step, phases });
+                self.run(acts, conductor::Event::View(self.next_fillers()));
+                self.run(acts, conductor::Event::HeaderReady { step, phases });
             }
-            Err(reason) => self.close(shared, Ending::Failed { reason, bad_input: true }),
+            Err(reason) => self.close(acts, Ending::Failed { reason, bad_input: true }),
         }
     }
 
@@ -103,17 +97,12 @@ impl Conducting {
     }
 
     /// Has the header with these fillers planned; whom it goes to is told when that is done.
-    pub(super) fn publish(
-        &mut self,
-        shared: &mut Shared<impl Exchange>,
-        step: u64,
-        fillers: &Fillers,
-    ) {
+    pub(super) fn publish(&mut self, acts: &mut Acts<'_>, step: u64, fillers: &Fillers) {
         // The machine has found servers for it. If they are lost while it is planned, the machine says so anew.
-        self.pool_is_back(shared, step);
+        self.pool_is_back(acts, step);
         let Some(view) = &self.view else { return };
         let header = Box::new(self.draft.finish(view.number, view.members(fillers)));
-        shared.outputs.put(Output::Plan(Wanted::Own(header, self.roster.list())));
+        acts.put(Command::Plan(header, self.roster.list()));
         self.publishing = Some(Publishing { step, to: BTreeSet::new(), proposal: None });
     }
 
@@ -123,59 +112,70 @@ impl Conducting {
     }
 
     /// The header in the making was planned: it goes out, unless some bundle has no place with its fillers.
-    pub fn planned(
+    pub(super) fn planned(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
-        planned: Result<Ready, planning::Error>,
+        acts: &mut Acts<'_>,
+        planned: Result<Arc<PlannedStep>, Refused>,
     ) {
         let Some(Publishing { step, to, proposal }) = self.publishing.take() else { return };
-        let mut ready = match planned {
-            Ok(ready) => ready,
-            Err(error @ planning::Error::Unplaceable(_)) => {
-                Self::notice(shared, notice::Level::Warning, error.to_string(), None);
-                return self.handle(shared, Event::Unplaceable { step, proposal: HEADER });
+        let planned = match planned {
+            Ok(planned) => planned,
+            Err(Refused::Unplaceable(why)) => {
+                acts.say(About::Warning, why);
+                return self.run(acts, conductor::Event::Unplaceable { step, proposal: HEADER });
             }
-            Err(error) => {
-                let reason = match &error {
-                    planning::Error::Plan(error) => error.with_remedy(),
-                    planning::Error::Unplaceable(_) | planning::Error::Lists(_) => {
-                        error.to_string()
-                    }
-                };
-                return self.close(shared, Ending::Failed { reason, bad_input: true });
+            Err(Refused::Impossible(reason)) => {
+                return self.close(acts, Ending::Failed { reason, bad_input: true });
             }
         };
-        tracing::debug!("step {step} is published at {} ms", shared.now().millis());
-        let Some(Own { word: encoded, figures }) = ready.own.take() else { return };
-        let published = Published {
-            planned: Arc::clone(&ready.planned),
-            figures,
-            ready: Some(ready),
-            encoded: Some(encoded),
-            word: None,
+        let text = format!("step {step} is published at {} ms", acts.now.millis());
+        acts.put(Command::Log(Level::Detail, text));
+        let out = Out {
+            planned,
+            has_begun: false,
+            told: BTreeSet::new(),
             done: BTreeMap::new(),
-            servers: BTreeMap::new(),
+            served: BTreeMap::new(),
             tables: proposal.as_ref().map_or_else(Vec::new, |it| it.1.clone()),
         };
-        self.published.insert(step, published);
+        self.published.insert(step, out);
         self.next = step + 1;
         self.offered = false;
         self.proposal = proposal.map(|(proposal, tables)| (step, proposal, tables));
         for to in to {
-            self.header(shared, step, to);
+            self.header(acts, step, to);
+        }
+    }
+
+    /// Other fillers are proposed for a step's slots. A server may be lost before this process begins the step.
+    pub(super) fn propose(
+        &mut self,
+        acts: &mut Acts<'_>,
+        step: u64,
+        proposal: u64,
+        tables: Vec<Fillers>,
+    ) {
+        if let Some(it) = self.published.get_mut(&step) {
+            it.tables.clone_from(&tables);
+        }
+        let begins = self.begins == Some(step);
+        match self.publishing.as_mut().filter(|it| it.step == step) {
+            Some(it) => it.proposal = Some((proposal, tables)),
+            None if begins => self.proposal = Some((step, proposal, tables)),
+            None => acts.put(Command::Propose { step, proposal, tables }),
         }
     }
 
     /// A step has begun here: what was proposed meanwhile can be placed.
-    pub fn begun(&mut self, shared: &mut Shared<impl Exchange>) {
+    pub(super) fn begun(&mut self, acts: &mut Acts<'_>) {
         self.begins = None;
         if let Some((step, proposal, tables)) = self.proposal.take() {
-            shared.reassign(step, tables, Asker::Conductor(proposal));
+            acts.put(Command::Propose { step, proposal, tables });
         }
     }
 
-    /// Tells a peer the header of a step, or will when it is planned.
-    pub(super) fn header(&mut self, shared: &mut Shared<impl Exchange>, step: u64, to: Peer) {
+    /// Tells a peer the header of a step, or will when it is planned. Who has it, or is told until it has, is not told twice.
+    pub(super) fn header(&mut self, acts: &mut Acts<'_>, step: u64, to: Peer) {
         // Lost or gone while the header was planned: nobody would ever hear it there.
         if !self.hears(to) {
             return;
@@ -184,46 +184,38 @@ impl Conducting {
             it.to.insert(to);
             return;
         }
-        let Some(published) = self.published.get_mut(&step) else { return };
-        if to == shared.me {
-            if let Some(ready) = published.ready.take() {
+        let Some(out) = self.published.get_mut(&step) else { return };
+        if to == Peer::CONDUCTOR {
+            if !std::mem::replace(&mut out.has_begun, true) {
                 self.begins = Some(step);
-                shared.outputs.put(Output::Begin(Box::new(ready)));
+                acts.put(Command::Begin(step));
             }
-            return;
-        }
-        // Encoded once; who has it, or is told until it has, is not told twice.
-        if let Some(encoded) = published.encoded.take() {
-            published.word = Some((shared.compose_encoded(encoded), BTreeSet::new()));
-        }
-        let Some((word, told)) = &mut published.word else { return };
-        if told.insert(to) {
-            shared.tell(to, word);
+        } else if out.told.insert(to) {
+            acts.put(Command::Header { step, to });
         }
     }
 
     /// The bundles of a step were dealt out as was proposed, or some bundle has no slot then.
-    pub fn reassigned(
+    pub(super) fn proposed(
         &mut self,
-        shared: &mut Shared<impl Exchange>,
-        step: u64,
-        proposal: u64,
+        acts: &mut Acts<'_>,
+        (step, proposal): (u64, u64),
         placed: Result<(), cadre_planner::Error>,
     ) {
         let answer = match placed {
-            Ok(()) => Event::Placed { step, proposal },
+            Ok(()) => conductor::Event::Placed { step, proposal },
             Err(error) => {
-                Self::notice(shared, notice::Level::Warning, error.to_string(), None);
-                Event::Unplaceable { step, proposal }
+                acts.say(About::Warning, error.to_string());
+                conductor::Event::Unplaceable { step, proposal }
             }
         };
-        self.handle(shared, answer);
+        self.run(acts, answer);
     }
 
     /// Fillers of a published step's slots by the newest view.
     pub(super) fn fillers_of(&self, step: u64) -> Option<Fillers> {
-        let (view, published) = (self.view.as_ref()?, self.published.get(&step)?);
-        let header = &published.planned.header;
+        let (view, out) = (self.view.as_ref()?, self.published.get(&step)?);
+        let header = &out.planned.header;
         let members = view.fill(&header.slots, &header.fillers);
         Some(members.iter().map(|it| it.as_ref().map(filler)).collect())
     }

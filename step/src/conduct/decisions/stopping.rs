@@ -3,36 +3,30 @@
 //! In: the order of the controller or of a trainer that was asked to end, which steps have no server. Out: the end, told to all;
 //! notices of who was asked and of the pool.
 
-use cadre_control::proto::notice;
-use cadre_step::envelope::Ending;
+use super::{About, Acts, Command, Decisions};
+use crate::envelope::Ending;
 
-use super::Conducting;
-use crate::io::exchange::Exchange;
-use crate::io::output::Output;
-use crate::io::shared::Shared;
-
-impl Conducting {
+impl Decisions {
     /// A trainer's process was asked to end: the job ends after the last step that is out.
-    pub fn asked(&mut self, shared: &mut Shared<impl Exchange>, trainer: u16) {
+    pub(super) fn asked(&mut self, acts: &mut Acts<'_>, trainer: u16) {
         if self.stop.is_none() && self.ending.is_none() {
             let text = format!(
                 "trainer {trainer} was asked to end: the job stops after the steps that are out"
             );
-            let event = notice::Event::Unspecified;
-            Self::report_notice(shared, notice::Level::Warning, text, event, None);
+            acts.say(About::Warning, text);
         }
-        self.stop(shared, true);
+        self.stop(acts, true);
     }
 
     /// The controller wants the job to end after the last step that is out.
-    pub fn stop(&mut self, shared: &mut Shared<impl Exchange>, checkpoint: bool) {
+    pub(super) fn stop(&mut self, acts: &mut Acts<'_>, checkpoint: bool) {
         let stopped = Ending::Stopped { checkpoint };
         self.stop = Some(stopped.clone());
         if self.waits_for_the_pool() {
             // A step that is out may never end; the one before it is worth a checkpoint.
-            self.close(shared, stopped);
+            self.close(acts, stopped);
         }
-        self.proceed(shared);
+        self.proceed(acts);
     }
 
     /// Whether the earliest step that is not whole has no server for some of its work.
@@ -41,24 +35,22 @@ impl Conducting {
     }
 
     /// A job that is to stop does not wait for a pool that may never come back.
-    pub(super) fn stop_lost(&mut self, shared: &mut Shared<impl Exchange>) {
+    pub(super) fn stop_lost(&mut self, acts: &mut Acts<'_>) {
         if let Some(stopped) = self.stop.clone().filter(|_| self.waits_for_the_pool()) {
-            self.close(shared, stopped);
+            self.close(acts, stopped);
         }
     }
 
     /// A step has servers again, or for the first time.
-    pub(super) fn pool_is_back(&mut self, shared: &mut Shared<impl Exchange>, step: u64) {
+    pub(super) fn pool_is_back(&mut self, acts: &mut Acts<'_>, step: u64) {
         if self.pool_lost.remove(&step) {
-            let text = format!("step {step} goes on");
-            let level = notice::Level::Information;
-            Self::report_notice(shared, level, text, notice::Event::PoolBack, None);
+            acts.say(About::PoolBack, format!("step {step} goes on"));
         }
     }
 
     /// No step follows: every trainer is told.
-    pub(super) fn close(&mut self, shared: &mut Shared<impl Exchange>, ending: Ending) {
+    pub(super) fn close(&mut self, acts: &mut Acts<'_>, ending: Ending) {
         self.ending.get_or_insert_with(|| ending.clone());
-        shared.outputs.put(Output::Ending(ending));
+        acts.put(Command::Ending(ending));
     }
 }

@@ -1,0 +1,149 @@
+//! What the controller is told: places of faults, steps that are over.
+//!
+//! In: the watermark, what workers tell of a step. Out: reports, in the order in which things happened.
+
+use cadre_protocol::{At, Filler, Fillers, Peer, TrainerId};
+
+use super::{Acts, Command, Decisions, FaultAt, Out, Over, Served};
+use crate::envelope::{ServerStep, StepDone};
+use crate::phases::Direction;
+use crate::planned::{PlannedStep, filler};
+
+impl Decisions {
+    /// Tells the controller that a step has got to where a fault is to be fired.
+    pub(super) fn fire(&mut self, acts: &mut Acts<'_>) {
+        let Some(watermark) = self.machine.watermark() else { return };
+        while let Some(&fault) = self.faults.first() {
+            let FaultAt { step, direction } = fault;
+            let is_reached = match self.published.get(&step) {
+                Some(it) => {
+                    // Refused before the header was made, where there is none.
+                    let phase = it.planned.order.first(direction);
+                    phase.is_some_and(|phase| watermark >= At { step, phase })
+                }
+                // All have told its end before the watermark was there.
+                None => step < self.whole,
+            };
+            if !is_reached {
+                return;
+            }
+            self.faults.pop_first();
+            self.firing.insert(fault);
+            acts.put(Command::Reached(fault));
+        }
+    }
+
+    /// Why a fault of the step whose header was made would never come: none of its phases goes that way.
+    pub(super) fn misses_a_fault(&self) -> Option<String> {
+        let header = self.draft.header.as_ref()?;
+        let (step, turns) = (header.step, &header.turns);
+        let goes = |way| turns.list().iter().any(|it| it.direction == way);
+        let missed = self.faults.iter().find(|it| it.step == step && !goes(it.direction))?;
+        let (word, other) = match missed.direction {
+            Direction::Forward => ("fwd", "bwd"),
+            Direction::Backward => ("bwd", "fwd"),
+        };
+        Some(format!(
+            "a fault is to come at {step}:{word}, but the turns of step {step} are {turns}: nothing goes that way; give the fault {step}:{other}, or another step"
+        ))
+    }
+
+    pub(super) fn step_done(&mut self, acts: &mut Acts<'_>, from: TrainerId, done: StepDone) {
+        let step = done.step;
+        let Some(out) = self.published.get_mut(&step) else { return };
+        out.done.entry(from.0).or_insert(done);
+        if out.done.len() == usize::from(self.draft.trainers) {
+            self.over(acts, step);
+            self.proceed(acts);
+        }
+    }
+
+    /// The job has failed. A step that some trainer has done is in the checkpoint that it writes: the controller is told of it,
+    /// though others will not say that they have done it.
+    pub(super) fn report_rest(&mut self, acts: &mut Acts<'_>) {
+        let some = |it: &(&u64, &Out)| !it.1.done.is_empty();
+        let steps = self.published.iter().filter(some).map(|it| *it.0);
+        for step in steps.collect::<Vec<_>>() {
+            self.over(acts, step);
+        }
+    }
+
+    /// Reports a step that is over.
+    fn over(&mut self, acts: &mut Acts<'_>, step: u64) {
+        if let Some(Out { planned, done, served, .. }) = self.published.remove(&step) {
+            acts.put(Command::Over(Box::new(Over {
+                planned,
+                done: done.into_values().collect(),
+                served: served.into_values().collect(),
+                failovers: std::mem::take(&mut self.failovers),
+                failovers_so_far: self.failovers_so_far,
+                steps: self.counts.steps.map(|it| it.1),
+            })));
+        }
+    }
+
+    /// What a server did. Every trainer has an in-place server; counted are those that the step's slots name, and those that took
+    /// work of lost ones.
+    pub(super) fn server_step(&mut self, acts: &mut Acts<'_>, by: Peer, did: ServerStep) {
+        let Some(out) = self.published.get_mut(&did.step) else { return };
+        let tables = if did.tasks == 0 { &[][..] } else { out.tables.as_slice() };
+        match slot_of(&out.planned, tables, by) {
+            Some(slot) => {
+                out.served.entry(by).or_insert(Served { by, slot, did });
+            }
+            None if did.tasks == 0 => {}
+            None => acts.warn(format!(
+                "{by} says what it did in step {}, and fills no slot of it",
+                did.step
+            )),
+        }
+    }
+}
+
+/// The slot that a member fills: by the header, else by the newest round that has it.
+fn slot_of(planned: &PlannedStep, tables: &[Fillers], from: Peer) -> Option<usize> {
+    let fills = |it: &Option<Filler>| it.and_then(Filler::executor) == Some(from);
+    let mut first = planned.header.fillers.iter().map(|it| it.as_ref().map(filler));
+    let newest = || tables.iter().rev().find_map(|it| it.iter().position(fills));
+    first.position(|it| fills(&it)).or_else(newest)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use cadre_protocol::ServerId;
+
+    use super::*;
+    use crate::header::{Header, Member};
+
+    #[test]
+    fn a_server_counts_in_the_slot_that_it_fills_also_beside_vacant_ones_and_by_rounds() {
+        let any: Header =
+            serde_json::from_str(include_str!("../../../../testing/header.json")).unwrap();
+        let slot = any.slots[0];
+        let server = |index, incarnation| Member::Server {
+            index,
+            incarnation,
+            address: "127.0.0.1:1".into(),
+        };
+        let header = Header {
+            slots: vec![slot; 3],
+            fillers: vec![None, Some(server(1, 0)), Some(Member::Standby(0))],
+            ..any
+        };
+        let planned = PlannedStep::new(Arc::new(header)).unwrap();
+        let id = |index, incarnation| ServerId { index, incarnation };
+        let first = vec![Some(Filler::Server(id(2, 4))), None, None];
+        let last = vec![None, Some(Filler::Server(id(1, 1))), Some(Filler::InPlace(TrainerId(0)))];
+        let tables = [first, last];
+        let slot = |tables: &[Fillers], from| slot_of(&planned, tables, from);
+        let rank = Peer::Trainer(TrainerId(0));
+        assert_eq!(slot(&[], Peer::Server(id(1, 0))), Some(1), "slot 0 is vacant");
+        assert_eq!(slot(&tables, Peer::Server(id(1, 0))), Some(1), "lost since");
+        assert_eq!(slot(&tables, Peer::Server(id(1, 1))), Some(1), "a replacement");
+        assert_eq!(slot(&tables, Peer::Server(id(2, 4))), Some(0), "lost again");
+        assert_eq!((slot(&[], rank), slot(&tables, rank)), (None, Some(2)), "it took works over");
+        assert_eq!(slot(&tables, Peer::Server(id(9, 0))), None);
+    }
+}
