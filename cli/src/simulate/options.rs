@@ -2,7 +2,7 @@
 //!
 //! In: words. Out: [`SimulateOptions`], every number within its range. Files are not read here.
 
-use std::num::{NonZeroU16, NonZeroU32};
+use std::num::NonZeroU16;
 use std::path::PathBuf;
 
 use cadre_simulator::LengthSet;

@@ -54,6 +54,7 @@ impl Decisions {
         out.done.entry(from.0).or_insert(done);
         if out.done.len() == usize::from(self.draft.trainers) {
             self.over(acts, step);
+            self.stop_lost(acts);
             self.proceed(acts);
         }
     }

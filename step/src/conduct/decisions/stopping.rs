@@ -20,12 +20,8 @@ impl Decisions {
 
     /// The controller wants the job to end after the last step that is out.
     pub(super) fn stop(&mut self, acts: &mut Acts<'_>, checkpoint: bool) {
-        let stopped = Ending::Stopped { checkpoint };
-        self.stop = Some(stopped.clone());
-        if self.waits_for_the_pool() {
-            // A step that is out may never end; the one before it is worth a checkpoint.
-            self.close(acts, stopped);
-        }
+        self.stop = Some(Ending::Stopped { checkpoint });
+        self.stop_lost(acts);
         self.proceed(acts);
     }
 
@@ -34,9 +30,12 @@ impl Decisions {
         self.pool_lost.contains(&self.whole)
     }
 
-    /// A job that is to stop does not wait for a pool that may never come back.
+    /// A job that is to stop does not wait for a pool that may never come back. It does wait until the steps before are over at all
+    /// trainers: those need no server any more, and each trainer ends with the same step.
     pub(super) fn stop_lost(&mut self, acts: &mut Acts<'_>) {
-        if let Some(stopped) = self.stop.clone().filter(|_| self.waits_for_the_pool()) {
+        let are_over = self.published.range(..self.whole).next().is_none();
+        let is_cut = are_over && self.ending.is_none() && self.waits_for_the_pool();
+        if let Some(stopped) = self.stop.clone().filter(|_| is_cut) {
             self.close(acts, stopped);
         }
     }

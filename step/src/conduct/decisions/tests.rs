@@ -249,6 +249,37 @@ fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
     }
 }
 
+#[test]
+fn a_stop_that_meets_a_lost_pool_waits_until_the_step_before_is_over_at_all_trainers() {
+    let lost = Commanded::PoolLost { step: 1 };
+    let orders: [fn(&mut Job, Commanded); 2] = [
+        |job, lost| {
+            job.stop();
+            job.obey(lost);
+        },
+        |job, lost| {
+            job.obey(lost);
+            job.stop();
+        },
+    ];
+    for order in orders {
+        let mut job = Job::assembled();
+        for step in 0..2 {
+            (0..2).for_each(|it| job.tell(it, lengths(step, it)));
+            while job.plan() {}
+        }
+        assert_eq!(job.begun(), 2);
+        // All rows of step 0 are there, and the trainers are in its all-reduce.
+        job.obey(Commanded::StepDone(0));
+        order(&mut job, lost.clone());
+        assert_eq!(job.decisions.ending, None, "trainer 1 may be in the all-reduce still");
+        job.tell(0, done(0));
+        assert_eq!(job.decisions.ending, None);
+        job.tell(1, done(0));
+        assert_eq!(job.decisions.ending, Some(Ending::Stopped { checkpoint: true }));
+    }
+}
+
 /// Both trainers run a step; the conductor is asked to stop before the second one has told its end.
 fn stopped_in(step: u64) -> Option<Ending> {
     let mut job = Job::assembled();

@@ -214,11 +214,11 @@ impl World {
         if good > 0 && !here.iter().all(fine) {
             return Err(format!("trainers end differently: {here:?}"));
         }
-        // Where a stop finds the pool lost, it does not wait for the end of a step.
-        let is_cut = self.faults.list.iter().any(|it| matches!(it.1, Fault::Stop));
-        if good == 0 || is_cut && self.pool_lost {
+        if good == 0 {
             return Ok(());
         }
+        // Where a stop finds the pool lost, it does not wait for the end of a step that lacks servers; of others it does.
+        let is_cut = self.faults.list.iter().any(|it| matches!(it.1, Fault::Stop));
         let missed = self.job.moments.iter().find(|it| !self.controller.reached.contains(it));
         if let Some(missed) = missed.filter(|it| !is_cut || it.step < self.reports) {
             return Err(format!("the controller was never told of {missed:?}"));
