@@ -16,6 +16,7 @@
 //! If a plan does not fit the slots' memory, it is bent ([`bend`]) under several limits for the bytes of a slot and of a
 //! bundle; of the plans that fit the one that finishes first is taken ([`within`]).
 
+mod below;
 mod bend;
 mod bin;
 mod bins;
@@ -25,8 +26,10 @@ mod edges;
 mod even;
 mod exact;
 mod fill;
+mod floors;
 mod give;
 mod groups;
+mod items;
 mod limits;
 mod line;
 mod matching;

@@ -9,16 +9,15 @@
 //! if it does so by less than a threshold, which falls to nothing. The number of moves is given and random numbers have a fixed
 //! seed, so the time is bounded and the result is the same everywhere.
 
-use std::ops::Range;
-
+use super::below::{Below, Random};
 use super::bin::Bin;
 use super::bins::Bins;
 use super::exact::{MOST_BINS as MOST_BINS_SEARCHED, Search, VISITS, finish};
-use super::groups::Span;
+use super::items::Items;
 use super::prices::Prices;
 use super::rank;
 use super::tiles::tiles_of;
-use crate::{DocumentId, TILE_ROWS};
+use crate::TILE_ROWS;
 
 /// Problems with more tiles, more items or more slots than this are not tried: they come out even without it.
 const MOST_TILES: u32 = 24;
@@ -58,15 +57,28 @@ pub(super) fn improve(bins: &mut Bins<'_>) {
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let level = i64::try_from(bins.level + bins.enough).unwrap_or(i64::MAX);
     let first = State::of(&items, bins);
+    let mut floors = items.floors(bins);
+    if first.bytes <= floors.bytes && first.last > level.max(floors.finish) {
+        floors.prove(bins, first.last);
+    }
+    let on_time = level.max(floors.finish);
+    if first.is_within(on_time, floors.bytes) {
+        // Nothing finishes earlier and is late, and nothing moves fewer bytes.
+        return;
+    }
     let dear = (first.bytes / DEAR).max(1);
     let late = (level / LATE as i64).max(1);
-    let early =
-        first.walk(&items, bins, &mut random, &Aim { by: level, late: 1, bytes: 0, warm: late });
+    let enough = (on_time, floors.bytes);
+    let aim = Aim { by: level, late: 1, bytes: 0, warm: late, enough };
+    let early = first.walk(&items, bins, &mut random, &aim);
     let by = early.last.max(level);
     let worse = (early.bytes.max(1) / level.max(1) + 1).saturating_mul(WORSE);
-    let aim = Aim { by, late: worse, bytes: 1, warm: dear };
+    let aim = Aim { by, late: worse, bytes: 1, warm: dear, enough: (by, floors.bytes) };
     let mut best = if first.last <= by && first.bytes < early.bytes { first } else { early };
     for _ in 0..TURNS {
+        if best.is_within(by, floors.bytes) {
+            break;
+        }
         best = best.walk(&items, bins, &mut random, &aim);
     }
     let other = best.bins(&items, bins);
@@ -109,71 +121,6 @@ fn emptied<'a>(bins: &Bins<'a>) -> Bins<'a> {
     other
 }
 
-/// A tile under heads that stay together, and what it costs in each bin.
-struct Item {
-    span: Span,
-    cost: u64,
-    /// Bytes of its query rows, by bin.
-    queries: Vec<i64>,
-    /// Bytes of the keys before those that it needs, and up to their end, by bin.
-    before: Vec<i64>,
-    until: Vec<i64>,
-}
-
-/// All tiles; those of a document and its heads, a **column**, side by side from the first on.
-struct Items {
-    all: Vec<Item>,
-    /// By item: the first of its column.
-    first: Vec<usize>,
-    column: Vec<usize>,
-}
-
-impl Items {
-    fn of(bins: &Bins<'_>) -> Self {
-        let problem = bins.problem;
-        let prices = Prices::of(bins);
-        let bytes = |it: i128| i64::try_from(it).unwrap_or(i64::MAX / 1_024);
-        let (mut all, mut firsts, mut column, mut next) = (Vec::new(), Vec::new(), Vec::new(), 0);
-        let parts = if problem.heads_may_part() { 1 } else { problem.heads.kv };
-        for (document, it) in (0..).map(DocumentId).zip(problem.layout.documents()) {
-            for head in problem.all_heads().step_by(parts.into()) {
-                let first = all.len();
-                for start in (0..it.rows).step_by(TILE_ROWS as usize) {
-                    let rows = start..it.rows.min(start + TILE_ROWS);
-                    let needed = it.mask.keys(it.rows, rows.clone());
-                    let span = Span { document, heads: head..head + parts, rows };
-                    let none = span.with_rows(0..0);
-                    let of = |span: &Span, keys: Range<u32>| -> Vec<i64> {
-                        let all = bins.all.iter();
-                        all.map(|bin| bytes(prices.of_rows(bins, bin, span, &keys))).collect()
-                    };
-                    all.push(Item {
-                        cost: bins.cost(&span),
-                        queries: of(&span, 0..0),
-                        before: of(&none, 0..needed.start),
-                        until: of(&none, 0..needed.end),
-                        span,
-                    });
-                    firsts.push(first);
-                    column.push(next);
-                }
-                next += 1;
-            }
-        }
-        Self { all, first: firsts, column }
-    }
-
-    /// Bytes of the keys that a bin needs for some tiles of a column.
-    fn keys(&self, first: usize, tiles: u32, bin: usize) -> i64 {
-        if tiles == 0 {
-            return 0;
-        }
-        let low = first + tiles.trailing_zeros() as usize;
-        let high = first + tiles.ilog2() as usize;
-        self.all[high].until[bin] - self.all[low].before[bin]
-    }
-}
-
 /// What moves go for.
 struct Aim {
     /// Finishing later than this has a price.
@@ -183,6 +130,8 @@ struct Aim {
     bytes: i64,
     /// By how much a move may make things worse at first.
     warm: i64,
+    /// Nothing is better than to finish by then with so many bytes.
+    enough: (i64, i64),
 }
 
 /// `amount · parts / MOVES`, in 64 bits where these suffice: walks do nothing as often as this.
@@ -240,6 +189,10 @@ impl State {
         }
         state.last = state.finish(bins);
         state
+    }
+
+    fn is_within(&self, last: i64, bytes: i64) -> bool {
+        self.last <= last && self.bytes <= bytes
     }
 
     fn finish(&self, bins: &Bins<'_>) -> i64 {
@@ -326,6 +279,9 @@ impl State {
                 if order(&now, last) < order(&best, best.last) {
                     best.clone_from(&now);
                     best.last = last;
+                    if best.is_within(aim.enough.0, aim.enough.1) {
+                        break;
+                    }
                 }
             }
         }
@@ -335,24 +291,28 @@ impl State {
     /// Items that are to move, each with its next bin.
     fn choose(&self, items: &Items, random: &mut Random, moved: &mut Vec<(usize, usize)>) {
         let (count, bins) = (items.all.len(), self.loads.len());
-        let at = random.below(count);
+        let at = random.below(&items.any);
         let from = self.owners[at];
-        match random.below(3) {
+        let other = |random: &mut Random| {
+            let to = from + 1 + random.below(&items.other);
+            if to < bins { to } else { to - bins }
+        };
+        match random.below(&Below::new(3)) {
             // An item goes.
-            0 => moved.push((at, (from + 1 + random.below(bins - 1)) % bins)),
+            0 => moved.push((at, other(random))),
             // Two are exchanged.
             1 => {
-                let other = random.below(count);
+                let other = random.below(&items.any);
                 if self.owners[other] != from {
                     moved.extend([(at, self.owners[other]), (other, from)]);
                 }
             }
             // A run of a bin's tiles of a column goes.
             _ => {
-                let to = (from + 1 + random.below(bins - 1)) % bins;
+                let to = other(random);
                 let same =
                     |it: &usize| items.column[*it] == items.column[at] && self.owners[*it] == from;
-                if random.below(2) == 0 {
+                if random.below(&Below::new(2)) == 0 {
                     moved.extend((at..count).take_while(same).map(|it| (it, to)));
                 } else {
                     moved.extend((0..=at).rev().take_while(same).map(|it| (it, to)));
@@ -368,17 +328,5 @@ impl State {
             other.put(*owner, &item.span);
         }
         other
-    }
-}
-
-/// Random numbers, always the same.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: usize) -> usize {
-        self.0 ^= self.0 << 13;
-        self.0 ^= self.0 >> 7;
-        self.0 ^= self.0 << 17;
-        ((self.0 >> 11) % most.max(1) as u64) as usize
     }
 }

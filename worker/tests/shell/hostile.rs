@@ -347,7 +347,7 @@ impl World {
             if bytes.len() > cadre_exchange::MAX_MESSAGE_BYTES {
                 continue;
             }
-            remark(&format!("{me} as {from} to {:?}: {envelope:?}", peer_of(to_id)));
+            remark(format_args!("{me} as {from} to {:?}: {envelope:?}", peer_of(to_id)));
             hostile.voices.insert(from);
             let mut net = self.net.borrow_mut();
             if let Some((key, rows)) = published {
@@ -366,7 +366,7 @@ impl World {
         }
         let heard = |it: &&crate::process::Process| hostile.speaks_for(it.id);
         let lives: Vec<_> = self.processes.values().filter(heard).map(|it| it.life).collect();
-        remark(&format!("{} processes end for which somebody else has spoken", lives.len()));
+        remark(format_args!("{} processes end for which somebody else has spoken", lives.len()));
         for life in lives {
             self.kill(life, false);
         }

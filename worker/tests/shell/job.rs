@@ -22,6 +22,11 @@ use crate::random::{Random, hash};
 
 /// What computes alike.
 pub(crate) const NUMERICS: &str = "simulated";
+/// Jobs of seeds from here on are **brief**: few phases of few rows. A soak runs many of them in the time of one other.
+pub(crate) const BRIEF: u64 = 1 << 50;
+/// Steps times layers times nano-batches of a brief job, and rows of a trainer in a nano-batch, at most.
+const BRIEF_PARTS: u64 = 4;
+const BRIEF_TOKENS: u32 = 24;
 /// Memory of a worker that has more than it needs.
 const MEMORY: u64 = 1 << 26;
 
@@ -88,8 +93,12 @@ impl Job {
         let kv = random.within(1, 2) as u16;
         let mut own = Random::new(hash(&[seed, 19]));
         let draws_turns = own.chance(50);
-        let (steps, count) = (random.within(1, 4), random.within(1, 3));
+        let (mut steps, mut count) = (random.within(1, 4), random.within(1, 3));
         let nanos = random.within(1, if draws_turns { 3 } else { 2 }) as usize;
+        if seed >= BRIEF {
+            count = count.min(BRIEF_PARTS / nanos as u64);
+            steps = steps.min(BRIEF_PARTS / (nanos as u64 * count));
+        }
         let heads = Heads { query: kv * random.within(1, 2) as u16, kv, dim: 8 };
         let layers = layers(seed, count, heads);
         let job = Self {
@@ -149,6 +158,7 @@ impl Job {
         let mut random = Random::new(hash(&[self.seed, 53]));
         let smallest = self.layers.kinds().iter().filter_map(|it| it.chunk).min();
         let most = match smallest.map_or(u32::MAX, NonZeroU32::get) {
+            _ if self.seed >= BRIEF => BRIEF_TOKENS,
             _ if random.chance(10) => u32::MAX,
             0..4 => 16,
             4..16 => 40,
@@ -162,10 +172,11 @@ impl Job {
     pub(crate) fn waiting(self, random: &mut Random) -> Self {
         let on_pool_loss = OnPoolLoss::Wait(Nanos::from_millis(30_000));
         let phases = u64::from(self.layers.count()) * self.nanos as u64 * 2;
+        let most = if self.seed >= BRIEF { 2 } else { 4 };
         Self {
             servers: random.within(1, 2) as u16,
             in_place: false,
-            steps: random.within(2, 4),
+            steps: random.within(2, most),
             settings: Settings { on_pool_loss, ..self.settings },
             linear: 6_000_000_000 / phases,
             announces_late: true,

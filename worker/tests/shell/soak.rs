@@ -13,10 +13,14 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use crate::faults::Weather;
+use crate::job::BRIEF;
 use crate::random::hash;
 use crate::{kept, number, repeat};
 
 const MINUTE: Duration = Duration::from_mins(1);
+
+/// One job of so many is as those of `make test`, the others are brief.
+const LONG_OF: u64 = 40;
 
 /// Of ten jobs.
 const WEATHERS: [Weather; 10] = [
@@ -67,7 +71,8 @@ impl Asked {
     /// Which job stands there.
     fn job(&self, index: u64) -> (Weather, u64) {
         let first = hash(&[self.drawn]) >> 16;
-        (WEATHERS[(index % 10) as usize], first + index)
+        let kind = if index / 10 % LONG_OF == 0 { 0 } else { BRIEF };
+        (WEATHERS[(index % 10) as usize], first + index + kind)
     }
 }
 

@@ -289,7 +289,7 @@ impl World {
         }
         if let Some(after) = turned.after {
             if id.role == Role::Server && !self.controller.over {
-                remark(&format!("{id} leaves: {after:?}"));
+                remark(format_args!("{id} leaves: {after:?}"));
             }
             let (most, chore) = match after {
                 // The other job is over some time later.
@@ -327,12 +327,12 @@ impl World {
         let want = match process.run(thread, &self.job, &mut self.truth) {
             // For whom somebody else has spoken, that one may have acknowledged what did not come.
             Err(why) if self.hostile.as_ref().is_some_and(|it| it.speaks_for(id)) => {
-                remark(&format!("{id} ends: {why}"));
+                remark(format_args!("{id} ends: {why}"));
                 self.kill(life, false);
                 return Ok(());
             }
             Err(why) if crawls && why.contains("does not come, not a byte in") => {
-                remark(&format!("{id} ends: {why}"));
+                remark(format_args!("{id} ends: {why}"));
                 self.kill(life, false);
                 return Ok(());
             }
@@ -383,7 +383,7 @@ impl World {
 }
 
 /// Prints what a scenario that is run alone does.
-pub(crate) fn remark(words: &str) {
+pub(crate) fn remark(words: std::fmt::Arguments<'_>) {
     if std::env::var_os("CADRE_SHOW").is_some() {
         println!("{words}");
     }
