@@ -207,12 +207,12 @@ def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
             "init: the model is on the meta device and partly frozen; call init when it has its weights"
         )
     training = [(it, it.training) for it in model.modules()]
-    ends = torch.tensor([0, 2], dtype=torch.int32)
+    ends = torch.tensor([0, 2], dtype=torch.int32, device="cpu")
     try:
         # Neither dropout nor checkpoints.
         model.eval()
         with torch.enable_grad():
-            ids = torch.zeros(1, 2, dtype=torch.int64)
+            ids = torch.zeros(1, 2, dtype=torch.int64, device=_device_of_tokens(model))
             model(input_ids=ids, use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
     finally:
         for it, was in training:
@@ -226,6 +226,12 @@ def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
 
 
 def name_layers(model: Any) -> None:
+def _device_of_tokens(model: torch.nn.Module) -> torch.device:
+    """Where the model looks its tokens up."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    return next((model if embedding is None else embedding).parameters()).device
+
+
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
     if hasattr(getattr(model, "config", None), "num_hidden_layers"):
