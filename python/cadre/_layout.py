@@ -293,7 +293,9 @@ def differences(name: str, ends: torch.Tensor) -> list[int]:
     told = ends.tolist()
     lengths = [end - start for start, end in itertools.pairwise(told)]
     if not lengths or told[0] != 0 or min(lengths) < 1:
-        raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before")
+        repeats = lengths and told[0] == 0 and min(lengths) == 0
+        remedy = "; take documents of 0 rows out, as torch.unique_consecutive does" if repeats else ""
+        raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before{remedy}")
     return lengths
 
 
