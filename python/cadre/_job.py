@@ -18,14 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import torch
 
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
+from ._layout import Layout, Shape, Stretch, frozen_of, is_layout, is_partly_frozen, name_layers, stretches_of
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
@@ -65,27 +64,8 @@ class Job:
     def stretches(self, layouts: Layout | Sequence[Layout]) -> list[list[Stretch]]:
         """Stretches by micro-batch. Documents that are whole on a rank get numbers that no other rank uses."""
         layouts = list(layouts)
-        several = layouts and all(isinstance(it, (list, tuple)) and not isinstance(it, Stretch) for it in layouts)
-        return [self.own_stretches(it) for it in (layouts if several else [layouts])]
-
-    def own_stretches(self, layout: Layout) -> list[Stretch]:
-        try:
-            whole = [
-                it if isinstance(it, Stretch) else Stretch(self.rank + at * self.ranks, index(it), 0, index(it))
-                for at, it in enumerate(layout)
-            ]
-        except TypeError:
-            raise ValueError(f"rank {self.rank}: layout {layout}; give whole numbers, or stretches") from None
-        if len({isinstance(it, Stretch) for it in layout}) > 1:
-            raise ValueError(f"rank {self.rank}: a layout has lengths and stretches; write stretches alone")
-        if any(not 0 <= it.start < it.end <= it.rows for it in whole):
-            raise ValueError(f"rank {self.rank}: layout {list(layout)}; give documents of 1 row or more")
-        if large := [it for it in whole if not 0 <= it.document < 1 << 32 or it.rows >= 1 << 32]:
-            raise ValueError(
-                f"rank {self.rank}: {large[0]}; numbers and rows of documents are below 2^32, and not negative"
-            )
-        remember_parts(whole)
-        return whole
+        several = layouts and all(is_layout(it) for it in layouts)
+        return [stretches_of(it, self.rank, self.ranks) for it in (layouts if several else [layouts])]
 
     def announce(self, step: int, layouts: list[list[Stretch]], order: list[Turn]) -> None:
         told = [

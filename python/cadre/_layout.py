@@ -6,6 +6,7 @@ In: a model of transformers, a batch, ends of documents. Out: a `Shape`; lengths
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -275,6 +276,30 @@ def are_parts(lengths: Sequence[int]) -> bool:
 
 Layout = Sequence[int] | Sequence[Stretch]
 """Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
+
+
+def is_layout(it: Any) -> bool:
+    """Whether it is a layout, and not a length or a stretch of one; also a tensor or array of lengths."""
+    return not isinstance(it, Stretch) and (isinstance(it, Sequence) or getattr(it, "ndim", 0) > 0)
+
+
+def stretches_of(layout: Layout, rank: int, ranks: int) -> list[Stretch]:
+    """A layout of a rank as stretches. Documents that are whole there get numbers that no other rank uses."""
+    try:
+        whole = [
+            it if isinstance(it, Stretch) else Stretch(rank + at * ranks, index(it), 0, index(it))
+            for at, it in enumerate(layout)
+        ]
+    except TypeError:
+        raise ValueError(f"rank {rank}: layout {layout}; give whole numbers, or stretches") from None
+    if len({isinstance(it, Stretch) for it in layout}) > 1:
+        raise ValueError(f"rank {rank}: a layout has lengths and stretches; write stretches alone")
+    if any(not 0 <= it.start < it.end <= it.rows for it in whole):
+        raise ValueError(f"rank {rank}: layout {list(layout)}; give documents of 1 row or more")
+    if large := [it for it in whole if not 0 <= it.document < 1 << 32 or it.rows >= 1 << 32]:
+        raise ValueError(f"rank {rank}: {large[0]}; numbers and rows of documents are below 2^32, and not negative")
+    remember_parts(whole)
+    return whole
 
 
 def check_ends(**ends: torch.Tensor | None) -> None:
