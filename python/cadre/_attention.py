@@ -91,8 +91,7 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _wire(tensor: Tensor) -> torch.dtype:
     """Type to which rows are rounded: the job's wire type; none without a job."""
-    job = _job.current()
-    return getattr(torch, job.session.wire) if job and job.session else tensor.dtype
+    return getattr(torch, _job.current().session.wire) if _job.is_joined() else tensor.dtype
 
 
 def _forward(
@@ -157,6 +156,8 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
     if behind := _place.kernels(q, wire):
         return _place.forward(behind, kind, lengths, q, k, v)
     if q.is_cuda:
+        if _job.watched() is None:
+            _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
     o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)

@@ -242,6 +242,11 @@ def current() -> Job | None:
     return _JOB
 
 
+def is_joined() -> bool:
+    """Whether this process is a rank of a job."""
+    return _JOB is not None and _JOB.session is not None
+
+
 def running() -> Step | None:
     """The step that runs, on the pool or in this process."""
     return _JOB.running if _JOB else None
