@@ -160,7 +160,7 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
             _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
-    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+    o, lse = (_place.room(it, qkv[0], torch.float32) for it in (q.shape, q.shape[:2]))
     _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
@@ -234,7 +234,7 @@ def _backward_here(
 
 def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
     o, lse, number = _forward(*arguments)
-    return o, lse, torch.tensor(number)
+    return o, lse, torch.tensor(number, device="cpu")
 
 
 for _key in ("CPU", "CUDA"):
@@ -244,7 +244,8 @@ for _key in ("CPU", "CUDA"):
 
 @torch.library.register_fake("cadre::attention", lib=_library)
 def _fake_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):  # noqa: ARG001
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), torch.empty((), dtype=torch.int64)
+    ticket = torch.empty((), dtype=torch.int64, device="cpu")
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), ticket
 
 
 @torch.library.register_fake("cadre::attention_backward", lib=_library)
@@ -296,7 +297,7 @@ class _Direct(torch.autograd.Function):
         call, ticket = _backward, ctx.ticket
         if torch.is_grad_enabled():
             # The operator refuses to be differentiated again.
-            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket)
+            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket, device="cpu")
             dlse = torch.zeros_like(lse) if dlse is None else dlse
         return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
 

@@ -226,18 +226,18 @@ def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
     return watched.count(False)
 
 
-def name_layers(model: Any) -> None:
 def _device_of_tokens(model: torch.nn.Module) -> torch.device:
     """Where the model looks its tokens up."""
     embedding = getattr(model, "get_input_embeddings", lambda: None)()
     return next((model if embedding is None else embedding).parameters()).device
 
 
+def name_layers(model: Any) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
     if hasattr(getattr(model, "config", None), "num_hidden_layers"):
         for at, it in enumerate(_attention_modules(model, _with_attention(model))):
-            it.cadre_layer = torch.tensor(at)
+            it.cadre_layer = torch.tensor(at, device="cpu")
 
 
 class Stretch(NamedTuple):
@@ -332,7 +332,7 @@ def lengths_of(batch: Any) -> Layout:
     told = batch if isinstance(batch, Mapping) else {}
     for name in ("cu_seq_lens_q", "cu_seqlens"):
         if told.get(name) is not None:
-            ends = torch.as_tensor(told[name])
+            ends = told[name] if isinstance(told[name], torch.Tensor) else torch.as_tensor(told[name], device="cpu")
             return [] if ends.tolist() == [0] else differences(f"batches: {name}", ends)
     ids = told.get("input_ids")
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and told.get("position_ids") is None:

@@ -25,7 +25,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any)
     batch, rows = q.shape[:2]
     if not batch or not rows:
         raise ValueError(f"q is {tuple(q.shape)}; give a batch of 1 or more, with 1 row or more each")
-    ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
+    ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
     flat = (it.flatten(0, 1) for it in (q, k, v))
     packed = flash_attn_varlen_func(*flat, ends, ends, rows, rows, *options, **more)
     if isinstance(packed, Tensor):
@@ -51,6 +51,7 @@ def varlen_attn(
     max_k: int,
     is_causal: bool | None = None,
     return_aux: Any = None,
+    *,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,

@@ -129,7 +129,7 @@ class OnPool:
             _telling.busy(0)
         ids = inputs.get("input_ids")
         if ids is not None and len(ids) == 1 and not {"cu_seq_lens_q", "position_ids"} & set(inputs):
-            ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32)
+            ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32, device="cpu")
             inputs = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         with _local.local():
             return super().prediction_step(model, inputs, *args, **more)
