@@ -33,7 +33,7 @@ sys.path.insert(0, str(EXAMPLES))
 import pytorch_plain  # noqa: E402
 from pytorch_books import packed  # noqa: E402
 from pytorch_hybrid import documents, hybrid  # noqa: E402
-from pytorch_llama import llama  # noqa: E402
+from pytorch_models import llama  # noqa: E402
 
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
 TOKENS = 512
