@@ -16,7 +16,7 @@ use cadre_worker::session::{
     self, Contract, Direction, Ending, Inputs, Join, JoinError, KvHeads, Layers, Lengths,
     NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone,
 };
-use cadre_worker::{Choice, ExchangeChoice, Threads};
+use cadre_worker::{Choice, Threads};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -97,7 +97,7 @@ impl Session {
                 gpu: None,
                 threads: Threads::new(threads),
                 memory: u64::from(contract.memory_mib) << 20,
-                exchange: ExchangeChoice::Auto,
+                exchange: contract.exchange,
                 address: String::new(),
                 resume: None,
                 first: Box::new(|_, _| Ok(0)),

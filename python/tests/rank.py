@@ -283,11 +283,19 @@ def main() -> None:
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()
     torch.set_num_threads(1)
+    parser.add_argument("--rows", help="what each rank says of their type, where the job says nothing")
+    parser.add_argument("--exchange", choices=("auto", "tcp"), help="what the job says of it")
     rank, ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     rounds = list(itertools.product(options.dtype.split(","), options.recompute.split(",")))
     held = [[it[rank] for it in step] for step in LAYOUTS]
     steps = len(rounds) * len(held)
-    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=steps)
+    said = getattr(torch, options.rows.split(",")[rank]) if options.rows else None
+    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=steps, dtype=said)
+    if said:
+        assert cadre._job.current().wire == said, cadre._job.current().wire
+    if options.exchange:
+        names = {it.read_text().strip() for it in Path("/proc/self/task").glob("*/comm")}
+        assert ("arenas" in names) == (options.exchange == "auto"), f"rank {rank} has the threads {names}"
     q = torch.randn(5, HEADS, DIM)
     ends = torch.tensor([0, 5])
     call = functools.partial(cadre.flash_attn_varlen_func, k=q[:, :2], v=q[:, :2], cu_seqlens_q=ends, cu_seqlens_k=ends)

@@ -146,7 +146,7 @@ class Ranks(RealProcesses):
         case = cls()
         case.setUp()
         cls.addClassCleanup(case.doCleanups)
-        out = case.complete(manifest(f"--recompute={','.join(RECOMPUTES)}", servers=3))
+        out = case.complete(manifest(f"--recompute={','.join(RECOMPUTES)}", "--exchange=auto", servers=3))
         cls.calm, cls.out = results(out), out
 
     def compare(self, out: Path, *, but: tuple[str, ...] = (), frozen: int = 0) -> None:
@@ -187,7 +187,9 @@ class Ranks(RealProcesses):
         both = ("--fault", "kill-server:0@1:fwd", "--fault", "kill-server:1@1:fwd")
         # One layer; all of them, a step that is forward alone.
         for frozen, faults in ((1, ("--fault", "kill-server:0@1:fwd")), (3, both)):
-            self.compare(self.complete(manifest(f"--frozen={frozen}", servers=3), *faults), frozen=frozen)
+            # By the way that the job says, which the ranks look at.
+            text = manifest(f"--frozen={frozen}", "--exchange=tcp", servers=3)
+            self.compare(self.complete(text, "--exchange=tcp", *faults), frozen=frozen)
 
     def test_rows_are_rounded_in_this_process_as_on_a_wire_of_bf16(self) -> None:
         self.complete(manifest("--dtype=float32,bfloat16", "--bound=2e-2", wire="Bf16"))
