@@ -122,8 +122,7 @@ def _forward(
             ticket = job.session.submit(phase, tuple(_place.rows(it) for it in (q, k, v)), lent=lent)
             step.forward[at] += 1
         o, lse = _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32)
-        if what := job.session.wait(ticket, o, lse, lent=lent):
-            job.not_finite.found(step.number, what)
+        job.not_finite.found(step.number, job.session.wait(ticket, o, lse, lent=lent))
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
         return o, lse, number
@@ -190,8 +189,7 @@ def _backward(
             step.backward[at] += 1
             step.kept.pop((at, layer), None)
         results = tuple(_place.room(it.shape, it) for it in (q, k, v))
-        if what := job.session.wait(handle, *results, lent=lent):
-            job.not_finite.found(step.number, what)
+        job.not_finite.found(step.number, job.session.wait(handle, *results, lent=lent))
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
     if step and step.spans and number < _LOCAL_TICKET:
@@ -267,7 +265,7 @@ def _gradients(ctx, dout, dlse, _):
 torch.library.register_autograd("cadre::attention", _gradients, setup_context=_setup, lib=_library)
 
 
-def _twice(_ctx, *_):
+def refuse_second_derivative(*_) -> None:
     raise NotImplementedError(
         "cadre::attention_backward has no gradient: a second derivative of attention is not there; "
         "leave create_graph out, or detach what comes from attention"
@@ -275,7 +273,7 @@ def _twice(_ctx, *_):
 
 
 # Without it the second derivative would be zero, silently.
-torch.library.register_autograd("cadre::attention_backward", _twice, lib=_library)
+torch.library.register_autograd("cadre::attention_backward", refuse_second_derivative, lib=_library)
 
 
 class _Direct(torch.autograd.Function):

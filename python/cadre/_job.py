@@ -76,7 +76,8 @@ class Job:
             for layout in layouts
         ]
         has_backward = self.shape.frozen < len(self.shape.kinds)
-        self.session.announce(step, told, [it for it in order if has_backward or it[0] == "F"], self.shape.frozen)
+        turns = [(way, list(these)) for way, these in order if has_backward or way == "F"]
+        self.session.announce(step, told, turns, self.shape.frozen)
         self.announced = layouts, order
 
     def begin(

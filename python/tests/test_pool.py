@@ -226,6 +226,9 @@ class Ranks(RealProcesses):
 
     def test_torchrun_numbers_the_ranks_of_its_nodes(self) -> None:
         # A torchrun a node, which meet.
+    def test_two_micro_batches_at_once_train_to_the_bits_of_one_after_the_other(self) -> None:
+        self.complete(manifest(script=HERE / "together_rank.py", servers=3), "--fault", "kill-server:0@4:bwd")
+
         text = manifest(program="torchrun", servers=3)
         self.compare(self.complete(text, "--fault", "kill-server:0@1:bwd"))
         # One for two ranks.
