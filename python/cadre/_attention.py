@@ -91,7 +91,7 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _wire(tensor: Tensor) -> torch.dtype:
     """Type to which rows are rounded: the job's wire type; none without a job."""
-    return getattr(torch, _job.current().session.wire) if _job.is_joined() else tensor.dtype
+    return _job.current().wire if _job.is_joined() else tensor.dtype
 
 
 def _forward(
@@ -110,6 +110,8 @@ def _forward(
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
     if pool:
         job, step = pool
+        if job.refuses_wider:
+            _place.refuse_wider(step.where(), q, job.wire)
         named = None if layer is None else int(layer)
         with job.turn:
             phase, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
@@ -159,7 +161,7 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
             _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
-    o, lse = (_place.room(it, qkv[0], torch.float32) for it in (q.shape, q.shape[:2]))
+    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), q.new_empty(q.shape[:2], dtype=torch.float32)
     _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 

@@ -24,7 +24,7 @@ import torch
 
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._layout import Layout, Shape, Stretch, frozen_of, is_layout, is_partly_frozen, name_layers, stretches_of
+from ._layout import Layout, Shape, Stretch, frozen_of, is_layout, is_partly_frozen, name_layers, rows_of, stretches_of
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
@@ -50,6 +50,9 @@ class Job:
         self.exits = False
         # Layouts and turns of the next step, if they were announced.
         self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
+        # The type of rows on the wire, and whether rows are refused that would lose bits to it unasked.
+        self.wire = getattr(torch, session.wire) if session else None
+        self.refuses_wider = session is not None and session.wire_is_open and self.wire == torch.bfloat16
         self.not_finite = NotFinite(session)
         self.epochs = Epochs(self.rank, self.ranks)
 
@@ -286,12 +289,22 @@ def with_frozen(model: Any, shape: Shape) -> Shape:
     return dataclasses.replace(shape, frozen=frozen)
 
 
-def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, on_nonfinite: str = "report") -> None:
+def init(
+    model: Any,
+    *,
+    steps: int,
+    seed: int = 0,
+    threads: int | None = None,
+    on_nonfinite: str = "report",
+    dtype: torch.dtype | None = None,
+) -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
     Every rank gives the same model, `steps` and `seed`. With 0 steps, as a resume may have left, the job ends well at
     once, and loops over `batches` have no batch. `threads` compute in place (default: as many as torch has).
     `on_nonfinite`: results of the pool that are not finite are passed on and reported (`report`), or `end` the job.
+    `dtype`: that of Q, K and V, which travel in it unless the job says another (default: autocast's if `init` is under
+    it, else that of the model's parameters).
     In a process that no job has started, attention is computed here, which is said once on stderr.
     """
     global _JOB
@@ -309,11 +322,12 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
             f"init: torchrun restarts ranks by itself, {restarts} times; leave --max-restarts out, and set "
             "spec.failurePolicy.maxRestarts"
         )
+    rows = rows_of(model, dtype)
     shape, session = with_frozen(model, Shape.of(model)), None
     check()
     if "CADRE_CONTROL" in os.environ:
         threads = threads or torch.get_num_threads()
-        more = {"threads": threads, "on_nonfinite": on_nonfinite}
+        more = {"threads": threads, "on_nonfinite": on_nonfinite, "rows": rows and str(rows).removeprefix("torch.")}
         session = Session.join(kinds=list(shape.kinds), heads=shape.heads, steps=int(steps), seed=seed, **more)
         name_layers(model)
     else:

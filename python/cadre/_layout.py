@@ -195,6 +195,26 @@ def _attention_modules(model: Any, layers: list[int]) -> list[torch.nn.Module]:
     return found if [it.layer_idx for it in found] == layers else []
 
 
+_ROWS = (torch.float32, torch.bfloat16)
+
+
+def rows_of(model: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The type that rows of the model's attention have: what is said, or autocast's, or that of its parameters."""
+    if dtype is not None:
+        if dtype not in _ROWS:
+            raise ValueError(f"init: dtype is {dtype}; rows are torch.float32 or torch.bfloat16")
+        return dtype
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    first = next((it for it in parameters if it.is_floating_point()), None)
+    device = "cpu" if first is None else first.device.type
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    elif first is not None:
+        dtype = first.dtype
+    # Others are refused when a call has them.
+    return dtype if dtype in _ROWS else None
+
+
 def is_partly_frozen(model: Any) -> bool:
     """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
     return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())

@@ -133,6 +133,15 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     return q, k, v
 
 
+def refuse_wider(where: str, q: Tensor, wire: torch.dtype) -> None:
+    """Refuses rows that would lose bits to a type on the wire that nobody asked for."""
+    if q.dtype != wire:
+        raise ValueError(
+            f"{where}: q is {q.dtype} and would lose bits as {wire}, as the job was joined; give init dtype={q.dtype}, "
+            "or set spec.attention.wire"
+        )
+
+
 def refuse_elsewhere(name: str, tensor: Tensor, beside: Tensor) -> None:
     """Refuses other devices than the CPU and GPUs, and rows on two of them."""
     if not (tensor.is_cpu or tensor.is_cuda):

@@ -38,7 +38,9 @@ class _Calls(TrainerCallback):
                     "heads, and the pool shares out attention"
                 )
         left = max(0, state.max_steps - state.global_step)
-        _job.init(self.trainer.model, steps=left, seed=args.seed)
+        # Accelerate's autocast is around the forward alone.
+        dtype = torch.bfloat16 if args.bf16 else None
+        _job.init(self.trainer.model, steps=left, seed=args.seed, dtype=dtype)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():

@@ -41,7 +41,7 @@ TOKENS = 512
 
 def manifest(
     *arguments: str,
-    wire: str = "F32",
+    wire: str | None = "F32",
     program: str = sys.executable,
     script: Path = HERE / "rank.py",
     servers: int = 2,
@@ -194,6 +194,13 @@ class Ranks(RealProcesses):
     def test_rows_are_rounded_in_this_process_as_on_a_wire_of_bf16(self) -> None:
         self.complete(manifest("--dtype=float32,bfloat16", "--bound=2e-2", wire="Bf16"))
 
+    def test_rows_travel_in_their_own_type_where_the_job_says_none(self) -> None:
+        own = ("--dtype=bfloat16", "--bound=2e-2")
+        self.complete(manifest(*own, "--rows=bfloat16,bfloat16", wire=None))
+        code, said, _ = self.run_job(manifest(*own, "--rows=bfloat16,float32", wire=None))
+        self.assertEqual(code, 2, said)
+        self.assertIn("rank 1 joined with rows of F32, step 0 has Bf16 on the wire; give every rank the same", said)
+
     def test_an_exception_in_a_rank_ends_the_job_with_its_words(self) -> None:
         early = "0 of 3 forward phases and 0 of 3 backward phases were called"
         # An exception that nothing catches: `test_torchrun_numbers_the_ranks_of_its_nodes`.
@@ -219,6 +226,9 @@ class Ranks(RealProcesses):
         self.assertEqual(code, 3, said)
         self.assertIn(found, said)
 
+    def test_two_micro_batches_at_once_train_to_the_bits_of_one_after_the_other(self) -> None:
+        self.complete(manifest(script=HERE / "together_rank.py", servers=3), "--fault", "kill-server:0@4:bwd")
+
     def test_a_rank_may_have_no_documents_of_a_micro_batch(self) -> None:
         for turns, fault in ((1, "kill-server:0@1:fwd"), (2, "kill-server:1@2:bwd")):
             text = manifest(f"--turns={turns}", script=HERE / "sparse_rank.py")
@@ -226,9 +236,6 @@ class Ranks(RealProcesses):
 
     def test_torchrun_numbers_the_ranks_of_its_nodes(self) -> None:
         # A torchrun a node, which meet.
-    def test_two_micro_batches_at_once_train_to_the_bits_of_one_after_the_other(self) -> None:
-        self.complete(manifest(script=HERE / "together_rank.py", servers=3), "--fault", "kill-server:0@4:bwd")
-
         text = manifest(program="torchrun", servers=3)
         self.compare(self.complete(text, "--fault", "kill-server:0@1:bwd"))
         # One for two ranks.

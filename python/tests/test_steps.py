@@ -4,10 +4,8 @@ Each test begins with a process in which `init` was not called.
 """
 
 import contextlib
-import contextvars
 import io
 import os
-import threading
 import unittest
 from types import SimpleNamespace
 from unittest import mock
@@ -16,7 +14,7 @@ import cadre
 import numpy
 import torch
 from alone import Alone
-from cadre import _attention, _check, _job, _kept, _layout, _local, _place, _step
+from cadre import _check, _job, _kept, _layout, _step
 from torch import Tensor
 
 ROWS = 8
@@ -117,80 +115,6 @@ class Documents(Alone):
             attend(q, torch.tensor([0]))
         with self.assertRaisesRegex(ValueError, "cu_seqlens_q is not"):
             cadre.flash_attn_varlen_func(q, q, q, None, ENDS, ROWS, ROWS)
-
-
-class Nested(torch.autograd.Function):
-    """A backward that calls others, so many in one another; the innermost says where it is."""
-
-    @staticmethod
-    def forward(ctx, rows, depth, seen):
-        ctx.depth, ctx.seen = depth, seen
-        return rows.clone()
-
-    @staticmethod
-    def backward(ctx, gradient):
-        if ctx.depth:
-            nested(ctx.depth - 1, ctx.seen)
-        else:
-            ctx.seen.append((threading.get_ident(), _local.under_local(), _local.says_whole()))
-        return gradient, None, None
-
-
-def nested(depth: int, seen: list) -> None:
-    with torch.enable_grad():
-        Nested.apply(torch.ones(1, requires_grad=True), depth, seen).sum().backward()
-
-
-class Places(unittest.TestCase):
-    def test_a_backward_in_a_thread_of_autograds_is_under_local_as_its_caller_is(self) -> None:
-        def innermost() -> tuple[bool, bool]:
-            # As deep as that, torch goes on in a thread of its own, as it does for a GPU.
-            nested(100, seen := [])
-            ((thread, *said),) = seen
-            self.assertNotEqual(thread, threading.get_ident())
-            return tuple(said)
-
-        other = contextvars.copy_context()
-        for _ in range(2):
-            self.assertEqual(innermost(), (False, False))
-            with cadre.local():
-                self.assertEqual(innermost(), (True, False))
-                with cadre.local(whole=True):
-                    self.assertEqual(innermost(), (True, True))
-                self.assertEqual(innermost(), (True, False))
-                # Another coroutine of this thread.
-                self.assertFalse(other.run(_local.under_local))
-
-    def test_rows_of_a_gpu_that_go_to_the_cpu_are_told_of_once_with_the_remedy(self) -> None:
-        def call(dtype: torch.dtype, dim: int, number: int = 0) -> None:
-            q = SimpleNamespace(is_cuda=True, device=torch.device("cuda", number), dtype=dtype, shape=(8, 2, dim))
-            self.assertEqual(_attention._forward_here("causal", [8], q, q, q), "on the host")
-
-        said = io.StringIO()
-        _place._say_once.cache_clear()
-        with (
-            mock.patch.object(_place, "lent", lambda q: (q.device.index, 0)),
-            mock.patch.object(_place, "on_host", lambda *_: "on the host"),
-            mock.patch.object(_job, "_JOB", None),
-            contextlib.redirect_stderr(said),
-        ):
-            with mock.patch.object(_job, "_WATCHED", []):
-                call(torch.float32, 64)
-            for _ in range(2):
-                call(torch.float32, 64)
-                call(torch.bfloat16, 80, number=1)
-            with mock.patch.object(_job, "_JOB", SimpleNamespace(session=SimpleNamespace(wire="float32"))):
-                call(torch.bfloat16, 64)
-        begin = "cadre: attention of tensors on GPU {} is computed on the CPU: its {}"
-        rows = "rows are torch.float32, and kernels of GPUs take bfloat16; use "
-        self.assertEqual(
-            said.getvalue().splitlines(),
-            [
-                begin.format(0, rows + "torch.autocast('cuda', torch.bfloat16), or such a model"),
-                begin.format(1, "head dim is 80; give the model one that kernels of GPUs have, 64, 128 or 256"),
-                begin.format(0, rows + "spec.attention.wire: Bf16"),
-            ],
-        )
 
 
 class Kinds(unittest.TestCase):
