@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from . import _attention, _job, _kept, _layout, _place
+from . import _attention, _job, _kept, _layout, _local, _place
 from ._native import Ticket
 
 
@@ -104,7 +104,8 @@ def submit(
     mask = _layout.mask_of(causal, window_size)
     pool = _job.pooled()
     if pool is None:
-        if cu_seqlens is None and micro_batch is not None and (step := _job.running()):
+        here = cu_seqlens is None and micro_batch is not None and not _local.under_local()
+        if here and (step := _job.running()):
             cu_seqlens = torch.tensor(list(accumulate(step.lengths(micro_batch), initial=0)), device="cpu")
         how = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
         return InFlight(_attention.attend(q, k, v, cu_seqlens, None, **how))

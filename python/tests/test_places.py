@@ -10,6 +10,7 @@ from unittest import mock
 
 import cadre
 import torch
+from alone import Alone
 from cadre import _attention, _job, _layout, _local, _place
 
 
@@ -33,6 +34,35 @@ class Nested(torch.autograd.Function):
 def nested(depth: int, seen: list) -> None:
     with torch.enable_grad():
         Nested.apply(torch.ones(1, requires_grad=True), depth, seen).sum().backward()
+
+
+class Halves(Alone):
+    def test_without_a_pool_the_first_half_computes(self) -> None:
+        def rows() -> list[torch.Tensor]:
+            draw = torch.Generator().manual_seed(1)
+            return [torch.randn(8, 2, 8, generator=draw).requires_grad_() for _ in range(3)]
+
+        self.join()
+        cadre.begin_step([[3, 5], [8]], turns="F0+1 B1+0")
+        for at, ends in enumerate(([0, 3, 8], [0, 8])):
+            both = rows(), rows()
+            ends = torch.tensor(ends)
+            o, lse, _ = cadre.flash_attn_varlen_func(*both[0], ends, ends, 0, 0, causal=True, return_attn_probs=True)
+            flight = cadre.submit(*both[1], micro_batch=at)
+            found = cadre.wait(flight)
+            for results, given in (((o, lse.T), both[0]), (found, both[1])):
+                sum(it.square().sum() for it in results).backward()
+                given += [it.grad for it in given] + list(results)
+            for one, other in zip(*both, strict=True):
+                self.assertTrue(torch.equal(one, other))
+            with self.assertRaisesRegex(ValueError, "it was waited for; submit again"):
+                cadre.wait(flight)
+        with cadre.local(), self.assertRaisesRegex(ValueError, "under cadre.local.* pass cu_seqlens"):
+            cadre.submit(*rows(), micro_batch=0)
+        with self.assertRaisesRegex(TypeError, "tuple is not what cadre.submit returned"):
+            cadre.wait(found)
+        with self.assertRaisesRegex(Exception, "cadre.submit is not for compiled code"):
+            torch.compile(lambda *it: cadre.wait(cadre.submit(*it)), backend="eager", fullgraph=True)(*rows())
 
 
 class Places(unittest.TestCase):
