@@ -25,7 +25,7 @@ def main() -> None:
     import torch
     from cadre._observe import Observer
     from pytorch_books import packed
-    from pytorch_llama import llama
+    from pytorch_models import llama
 
     spent = [0.0]
     for name in ("_before", "_after", "_stepped"):

@@ -17,48 +17,12 @@ import cadre.transformers
 import torch
 import torch.distributed as dist
 from pytorch_books import documents, packed
+from pytorch_models import MODELS
 from torch.nn.parallel import DistributedDataParallel
-from transformers import GptOssConfig, GptOssForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM
-
-SIZES = {
-    "vocab_size": 256,
-    "hidden_size": 128,
-    "intermediate_size": 352,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "use_cache": False,
-}
+from transformers import PreTrainedModel
 
 
-def llama(attention: str) -> LlamaForCausalLM:
-    """Four layers on bytes; every process makes the same weights."""
-    torch.manual_seed(1)
-    return LlamaForCausalLM(LlamaConfig(**SIZES, attn_implementation=attention))  # Cadre's name is "cadre"
-
-
-def qwen(attention: str) -> Qwen2ForCausalLM:
-    """The last two layers see 64 rows."""
-    torch.manual_seed(1)
-    window = {"use_sliding_window": True, "sliding_window": 64, "max_window_layers": 2}
-    return Qwen2ForCausalLM(Qwen2Config(**SIZES, **window, attn_implementation=attention))
-
-
-def gpt_oss(attention: str) -> GptOssForCausalLM:
-    """Heads have sinks, each other layer sees 64 rows, and tokens go to two of four experts."""
-    torch.manual_seed(1)
-    more = {"head_dim": 32, "sliding_window": 64, "num_local_experts": 4, "num_experts_per_tok": 2}
-    model = GptOssForCausalLM(GptOssConfig(**SIZES, **more, attn_implementation=attention))
-    for it in model.model.layers:
-        torch.nn.init.normal_(it.self_attn.sinks)
-    return model
-
-
-MODELS = {"llama": llama, "qwen": qwen, "gpt-oss": gpt_oss}
-
-
-def resume(folder: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer) -> int:
+def resume(folder: Path, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> int:
     """The steps that are done, by the newest checkpoint of a former attempt."""
     files = {int(it.stem.removeprefix("step-")): it for it in folder.glob("step-*.pt")}
     if not files:
@@ -69,7 +33,7 @@ def resume(folder: Path, model: LlamaForCausalLM, optimizer: torch.optim.Optimiz
     return max(files)
 
 
-def save(folder: Path, done: int, model: LlamaForCausalLM, optimizer: torch.optim.Optimizer) -> None:
+def save(folder: Path, done: int, model: PreTrainedModel, optimizer: torch.optim.Optimizer) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"step-{done}.pt"
     torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict()}, file.with_suffix(".new"))

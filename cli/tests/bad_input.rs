@@ -283,4 +283,7 @@ fn a_trainer_of_a_job_names_the_variable_that_it_misses() {
     assert!(said.contains("CADRE_HOST is not set"), "{said}");
     let said = trainer(&[("CADRE_MEMORY_MIB", "much"), resume, world, rank]);
     assert!(said.contains("CADRE_MEMORY_MIB is \"much\", which is no"), "{said}");
+    let said = trainer(&[memory, resume, world, rank, ("CADRE_EXCHANGE", "node")]);
+    let told = "CADRE_EXCHANGE is \"node\", which is no way of rows on the host; write auto, tcp, shm or ucx";
+    assert!(said.contains(told), "{said}");
 }

@@ -70,6 +70,7 @@ impl Settings {
             trainers,
             attention: place,
             wire: attention.wire.unwrap_or(Wire::F32),
+            wire_is_open: Some(attention.wire.is_none()),
             reproducible: attention.reproducible,
             encryption,
             on_pool_loss: attention.on_pool_loss,

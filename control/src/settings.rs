@@ -82,6 +82,10 @@ pub struct Settings {
     pub attention: AttentionPlace,
     /// Type of rows on the wire.
     pub wire: Wire,
+    /// Whether no manifest says that type: then the rows of the ranks have it, if they say theirs. None: the controller is of a
+    /// control version whose word counts.
+    #[serde(deserialize_with = "Option::deserialize")]
+    pub wire_is_open: Option<bool>,
     /// Nominal weights, servers of one numerics id.
     pub reproducible: bool,
     /// Whether traffic between workers is encrypted.
@@ -166,6 +170,7 @@ struct Added {
 const ADDED: &[Added] = &[
     Added { since: 3, field: "profile", before: None },
     Added { since: 3, field: "tolerance", before: None },
+    Added { since: 3, field: "wire_is_open", before: None },
 ];
 
 impl Settings {
@@ -200,6 +205,11 @@ impl Settings {
             return Err(Error::Half { profile });
         }
         Ok(settings)
+    }
+
+    /// The job's type of rows on the wire, where those of the ranks have type `rows`.
+    pub fn wire_of(&self, rows: Option<Wire>) -> Wire {
+        rows.filter(|_| self.wire_is_open == Some(true)).unwrap_or(self.wire)
     }
 
     /// Where the calibration and the tolerance of the job's plans come from.

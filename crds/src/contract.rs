@@ -89,7 +89,7 @@ pub const PET_MASTER_ADDR: &str = "PET_MASTER_ADDR";
 /// torchrun's `--master-port`.
 pub const PET_MASTER_PORT: &str = "PET_MASTER_PORT";
 
-/// Start of every variable that Cadre alone may set.
+/// Start of every variable that Cadre alone may set, but for [`CADRE_EXCHANGE`].
 pub const CADRE_PREFIX: &str = "CADRE_";
 /// Address of the control service: path of a Unix socket, or an `https` URL.
 pub const CADRE_CONTROL: &str = "CADRE_CONTROL";
@@ -115,6 +115,9 @@ pub const TRAINER_MEMORY_MIB: u32 = 4096;
 pub const CADRE_PROFILE: &str = "CADRE_PROFILE";
 /// How uneven plans may be, the last finish over the mean, 1 to 2; not set: 1.002. Read as [`CADRE_PROFILE`].
 pub const CADRE_TOLERANCE: &str = "CADRE_TOLERANCE";
+/// How rows of a rank move whose program has no option for it, such as a script of Python: `auto`, `tcp`, `shm` or `ucx`; not set:
+/// `auto`. `cadre run --exchange` sets it; a pod template may, too.
+pub const CADRE_EXCHANGE: &str = "CADRE_EXCHANGE";
 /// Number of the job's attempt, from 1.
 pub const CADRE_ATTEMPT: &str = "CADRE_ATTEMPT";
 /// Name of the job.
@@ -159,5 +162,6 @@ pub const RESERVED: &[&str] = &[
 
 /// Whether a pod template is refused when it sets this variable.
 pub fn is_reserved(variable: &str) -> bool {
-    variable.starts_with(CADRE_PREFIX) || RESERVED.contains(&variable)
+    variable != CADRE_EXCHANGE
+        && (variable.starts_with(CADRE_PREFIX) || RESERVED.contains(&variable))
 }

@@ -134,7 +134,8 @@ pub struct Attention {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 4096)))]
     pub servers: Option<u32>,
-    /// Type of Q, K, V, O, dO and dQ on the wire. Default `F32`; `Bf16` moves half the bytes.
+    /// Type of Q, K, V, O, dO and dQ on the wire; `Bf16` moves half the bytes. Default: that of the trainers' rows where they say
+    /// it, as scripts of PyTorch do, else `F32`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub wire: Option<Wire>,
     /// Same bits for the same slots: nominal weights, servers of one numerics id. Default false.
@@ -219,7 +220,8 @@ pub struct PoolRef {
     pub namespace: Option<String>,
 }
 
-/// Type of rows on the wire. LSE, Δ, dK and dV are f32 whatever it says.
+/// Type of rows on the wire. If it is left out: that of the trainers' rows where they say it, as scripts of PyTorch do, else
+/// `F32`. LSE, Δ, dK and dV are f32 whatever it says.
 #[derive(Clone, Copy, Debug, Eq, PartialEq, Deserialize, Serialize)]
 #[cfg_attr(feature = "schema", derive(schemars::JsonSchema))]
 pub enum Wire {

@@ -287,6 +287,7 @@ fn rules_of_jobs_refuse_and_let_pass() {
     refused(job_says, &[(name, "server".into())], "exactly one container, named `trainer`");
     let variable = "/spec/template/spec/containers/0/env/0/name";
     refused(job_says, &[(variable, "WORLD_SIZE".into())], "Cadre sets this variable itself");
+    assert_eq!(job_says(&[(variable, "CADRE_EXCHANGE".into())]), None);
     refused(job_says, &[("/metadata/name", "a.b".into())], "metadata.name is longer than 52");
 }
 

@@ -13,6 +13,7 @@ here, by the kernels that the servers run, with the same bits of O, LSE and dQ.
 
 from ._attention import flash_attn_varlen_func
 from ._batches import Batches, batches
+from ._flight import submit, wait
 from ._job import begin_step, finish, init, next_micro_batch
 from ._layout import Kind, Shape, Stretch
 from ._local import local
@@ -47,5 +48,7 @@ __all__ = [
     "report",
     "saved",
     "stopped",
+    "submit",
     "varlen_attn",
+    "wait",
 ]

@@ -91,8 +91,7 @@ def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _wire(tensor: Tensor) -> torch.dtype:
     """Type to which rows are rounded: the job's wire type; none without a job."""
-    job = _job.current()
-    return getattr(torch, job.session.wire) if job and job.session else tensor.dtype
+    return _job.current().wire if _job.is_joined() else tensor.dtype
 
 
 def _forward(
@@ -111,6 +110,8 @@ def _forward(
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
     if pool:
         job, step = pool
+        if job.refuses_wider:
+            _place.refuse_wider(step.where(), q, job.wire)
         named = None if layer is None else int(layer)
         with job.turn:
             phase, kept = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], named)
@@ -123,8 +124,7 @@ def _forward(
             ticket = job.session.submit(phase, tuple(_place.rows(it) for it in (q, k, v)), lent=lent)
             step.forward[at] += 1
         o, lse = _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32)
-        if what := job.session.wait(ticket, o, lse, lent=lent):
-            job.not_finite.found(step.number, what)
+        job.not_finite.found(step.number, job.session.wait(ticket, o, lse, lent=lent))
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
         return o, lse, number
@@ -157,9 +157,11 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
     if behind := _place.kernels(q, wire):
         return _place.forward(behind, kind, lengths, q, k, v)
     if q.is_cuda:
+        if _job.watched() is None:
+            _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = tuple(_as(it, wire) for it in (q, k, v))
-    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), torch.empty(q.shape[:2], dtype=torch.float32)
+    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), q.new_empty(q.shape[:2], dtype=torch.float32)
     _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
@@ -189,8 +191,7 @@ def _backward(
             step.backward[at] += 1
             step.kept.pop((at, layer), None)
         results = tuple(_place.room(it.shape, it) for it in (q, k, v))
-        if what := job.session.wait(handle, *results, lent=lent):
-            job.not_finite.found(step.number, what)
+        job.not_finite.found(step.number, job.session.wait(handle, *results, lent=lent))
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
     if step and step.spans and number < _LOCAL_TICKET:
@@ -233,7 +234,7 @@ def _backward_here(
 
 def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
     o, lse, number = _forward(*arguments)
-    return o, lse, torch.tensor(number)
+    return o, lse, torch.tensor(number, device="cpu")
 
 
 for _key in ("CPU", "CUDA"):
@@ -243,7 +244,8 @@ for _key in ("CPU", "CUDA"):
 
 @torch.library.register_fake("cadre::attention", lib=_library)
 def _fake_forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):  # noqa: ARG001
-    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), torch.empty((), dtype=torch.int64)
+    ticket = torch.empty((), dtype=torch.int64, device="cpu")
+    return q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32), ticket
 
 
 @torch.library.register_fake("cadre::attention_backward", lib=_library)
@@ -265,7 +267,7 @@ def _gradients(ctx, dout, dlse, _):
 torch.library.register_autograd("cadre::attention", _gradients, setup_context=_setup, lib=_library)
 
 
-def _twice(_ctx, *_):
+def refuse_second_derivative(*_) -> None:
     raise NotImplementedError(
         "cadre::attention_backward has no gradient: a second derivative of attention is not there; "
         "leave create_graph out, or detach what comes from attention"
@@ -273,7 +275,7 @@ def _twice(_ctx, *_):
 
 
 # Without it the second derivative would be zero, silently.
-torch.library.register_autograd("cadre::attention_backward", _twice, lib=_library)
+torch.library.register_autograd("cadre::attention_backward", refuse_second_derivative, lib=_library)
 
 
 class _Direct(torch.autograd.Function):
@@ -295,7 +297,7 @@ class _Direct(torch.autograd.Function):
         call, ticket = _backward, ctx.ticket
         if torch.is_grad_enabled():
             # The operator refuses to be differentiated again.
-            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket)
+            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket, device="cpu")
             dlse = torch.zeros_like(lse) if dlse is None else dlse
         return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
 

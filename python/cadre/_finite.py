@@ -17,8 +17,9 @@ class NotFinite:
     def __init__(self, session: Session | None) -> None:
         self.session, self.last, self.steps = session, -1, 0
 
-    def found(self, step: int, what: str) -> None:
-        if step == self.last or self.steps == _TOLD:
+    def found(self, step: int, what: str | None) -> None:
+        """`what` the session says of a call's results; none: all are finite."""
+        if what is None or step == self.last or self.steps == _TOLD:
             return
         self.last, self.steps = step, self.steps + 1
         more = "; nothing is said of further steps" if self.steps == _TOLD else ""

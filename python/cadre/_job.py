@@ -18,14 +18,13 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from operator import index
 from typing import Any
 
 import torch
 
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._layout import Layout, Shape, Stretch, frozen_of, is_partly_frozen, name_layers, remember_parts
+from ._layout import Layout, Shape, Stretch, frozen_of, is_layout, is_partly_frozen, name_layers, rows_of, stretches_of
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
@@ -51,6 +50,9 @@ class Job:
         self.exits = False
         # Layouts and turns of the next step, if they were announced.
         self.announced: tuple[list[list[Stretch]], list[Turn]] | None = None
+        # The type of rows on the wire, and whether rows are refused that would lose bits to it unasked.
+        self.wire = getattr(torch, session.wire) if session else None
+        self.refuses_wider = session is not None and session.wire_is_open and self.wire == torch.bfloat16
         self.not_finite = NotFinite(session)
         self.epochs = Epochs(self.rank, self.ranks)
 
@@ -65,27 +67,8 @@ class Job:
     def stretches(self, layouts: Layout | Sequence[Layout]) -> list[list[Stretch]]:
         """Stretches by micro-batch. Documents that are whole on a rank get numbers that no other rank uses."""
         layouts = list(layouts)
-        several = layouts and all(isinstance(it, (list, tuple)) and not isinstance(it, Stretch) for it in layouts)
-        return [self.own_stretches(it) for it in (layouts if several else [layouts])]
-
-    def own_stretches(self, layout: Layout) -> list[Stretch]:
-        try:
-            whole = [
-                it if isinstance(it, Stretch) else Stretch(self.rank + at * self.ranks, index(it), 0, index(it))
-                for at, it in enumerate(layout)
-            ]
-        except TypeError:
-            raise ValueError(f"rank {self.rank}: layout {layout}; give whole numbers, or stretches") from None
-        if len({isinstance(it, Stretch) for it in layout}) > 1:
-            raise ValueError(f"rank {self.rank}: a layout has lengths and stretches; write stretches alone")
-        if any(not 0 <= it.start < it.end <= it.rows for it in whole):
-            raise ValueError(f"rank {self.rank}: layout {list(layout)}; give documents of 1 row or more")
-        if large := [it for it in whole if not 0 <= it.document < 1 << 32 or it.rows >= 1 << 32]:
-            raise ValueError(
-                f"rank {self.rank}: {large[0]}; numbers and rows of documents are below 2^32, and not negative"
-            )
-        remember_parts(whole)
-        return whole
+        several = layouts and all(is_layout(it) for it in layouts)
+        return [stretches_of(it, self.rank, self.ranks) for it in (layouts if several else [layouts])]
 
     def announce(self, step: int, layouts: list[list[Stretch]], order: list[Turn]) -> None:
         told = [
@@ -96,7 +79,8 @@ class Job:
             for layout in layouts
         ]
         has_backward = self.shape.frozen < len(self.shape.kinds)
-        self.session.announce(step, told, [it for it in order if has_backward or it[0] == "F"], self.shape.frozen)
+        turns = [(way, list(these)) for way, these in order if has_backward or way == "F"]
+        self.session.announce(step, told, turns, self.shape.frozen)
         self.announced = layouts, order
 
     def begin(
@@ -262,6 +246,11 @@ def current() -> Job | None:
     return _JOB
 
 
+def is_joined() -> bool:
+    """Whether this process is a rank of a job."""
+    return _JOB is not None and _JOB.session is not None
+
+
 def running() -> Step | None:
     """The step that runs, on the pool or in this process."""
     return _JOB.running if _JOB else None
@@ -300,12 +289,22 @@ def with_frozen(model: Any, shape: Shape) -> Shape:
     return dataclasses.replace(shape, frozen=frozen)
 
 
-def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, on_nonfinite: str = "report") -> None:
+def init(
+    model: Any,
+    *,
+    steps: int,
+    seed: int = 0,
+    threads: int | None = None,
+    on_nonfinite: str = "report",
+    dtype: torch.dtype | None = None,
+) -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
     Every rank gives the same model, `steps` and `seed`. With 0 steps, as a resume may have left, the job ends well at
     once, and loops over `batches` have no batch. `threads` compute in place (default: as many as torch has).
     `on_nonfinite`: results of the pool that are not finite are passed on and reported (`report`), or `end` the job.
+    `dtype`: that of Q, K and V, which travel in it unless the job says another (default: autocast's if `init` is under
+    it, else that of the model's parameters).
     In a process that no job has started, attention is computed here, which is said once on stderr.
     """
     global _JOB
@@ -323,11 +322,12 @@ def init(model: Any, *, steps: int, seed: int = 0, threads: int | None = None, o
             f"init: torchrun restarts ranks by itself, {restarts} times; leave --max-restarts out, and set "
             "spec.failurePolicy.maxRestarts"
         )
+    rows = rows_of(model, dtype)
     shape, session = with_frozen(model, Shape.of(model)), None
     check()
     if "CADRE_CONTROL" in os.environ:
         threads = threads or torch.get_num_threads()
-        more = {"threads": threads, "on_nonfinite": on_nonfinite}
+        more = {"threads": threads, "on_nonfinite": on_nonfinite, "rows": rows and str(rows).removeprefix("torch.")}
         session = Session.join(kinds=list(shape.kinds), heads=shape.heads, steps=int(steps), seed=seed, **more)
         name_layers(model)
     else:

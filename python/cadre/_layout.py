@@ -6,6 +6,7 @@ In: a model of transformers, a batch, ends of documents. Out: a `Shape`; lengths
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import index
 from typing import Any, NamedTuple
 
 import torch
@@ -194,6 +195,26 @@ def _attention_modules(model: Any, layers: list[int]) -> list[torch.nn.Module]:
     return found if [it.layer_idx for it in found] == layers else []
 
 
+_ROWS = (torch.float32, torch.bfloat16)
+
+
+def rows_of(model: Any, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The type that rows of the model's attention have: what is said, or autocast's, or that of its parameters."""
+    if dtype is not None:
+        if dtype not in _ROWS:
+            raise ValueError(f"init: dtype is {dtype}; rows are torch.float32 or torch.bfloat16")
+        return dtype
+    parameters = model.parameters() if isinstance(model, torch.nn.Module) else ()
+    first = next((it for it in parameters if it.is_floating_point()), None)
+    device = "cpu" if first is None else first.device.type
+    if device in ("cpu", "cuda") and torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+    elif first is not None:
+        dtype = first.dtype
+    # Others are refused when a call has them.
+    return dtype if dtype in _ROWS else None
+
+
 def is_partly_frozen(model: Any) -> bool:
     """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
     return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
@@ -207,12 +228,12 @@ def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
             "init: the model is on the meta device and partly frozen; call init when it has its weights"
         )
     training = [(it, it.training) for it in model.modules()]
-    ends = torch.tensor([0, 2], dtype=torch.int32)
+    ends = torch.tensor([0, 2], dtype=torch.int32, device="cpu")
     try:
         # Neither dropout nor checkpoints.
         model.eval()
         with torch.enable_grad():
-            ids = torch.zeros(1, 2, dtype=torch.int64)
+            ids = torch.zeros(1, 2, dtype=torch.int64, device=_device_of_tokens(model))
             model(input_ids=ids, use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
     finally:
         for it, was in training:
@@ -225,12 +246,18 @@ def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
     return watched.count(False)
 
 
+def _device_of_tokens(model: torch.nn.Module) -> torch.device:
+    """Where the model looks its tokens up."""
+    embedding = getattr(model, "get_input_embeddings", lambda: None)()
+    return next((model if embedding is None else embedding).parameters()).device
+
+
 def name_layers(model: Any) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
     if hasattr(getattr(model, "config", None), "num_hidden_layers"):
         for at, it in enumerate(_attention_modules(model, _with_attention(model))):
-            it.cadre_layer = torch.tensor(at)
+            it.cadre_layer = torch.tensor(at, device="cpu")
 
 
 class Stretch(NamedTuple):
@@ -271,6 +298,30 @@ Layout = Sequence[int] | Sequence[Stretch]
 """Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
 
 
+def is_layout(it: Any) -> bool:
+    """Whether it is a layout, and not a length or a stretch of one; also a tensor or array of lengths."""
+    return not isinstance(it, Stretch) and (isinstance(it, Sequence) or getattr(it, "ndim", 0) > 0)
+
+
+def stretches_of(layout: Layout, rank: int, ranks: int) -> list[Stretch]:
+    """A layout of a rank as stretches. Documents that are whole there get numbers that no other rank uses."""
+    try:
+        whole = [
+            it if isinstance(it, Stretch) else Stretch(rank + at * ranks, index(it), 0, index(it))
+            for at, it in enumerate(layout)
+        ]
+    except TypeError:
+        raise ValueError(f"rank {rank}: layout {layout}; give whole numbers, or stretches") from None
+    if len({isinstance(it, Stretch) for it in layout}) > 1:
+        raise ValueError(f"rank {rank}: a layout has lengths and stretches; write stretches alone")
+    if any(not 0 <= it.start < it.end <= it.rows for it in whole):
+        raise ValueError(f"rank {rank}: layout {list(layout)}; give documents of 1 row or more")
+    if large := [it for it in whole if not 0 <= it.document < 1 << 32 or it.rows >= 1 << 32]:
+        raise ValueError(f"rank {rank}: {large[0]}; numbers and rows of documents are below 2^32, and not negative")
+    remember_parts(whole)
+    return whole
+
+
 def check_ends(**ends: torch.Tensor | None) -> None:
     """Ends of documents are read when a call is made: where they lie on a GPU it waits for that."""
     for name, it in ends.items():
@@ -287,7 +338,9 @@ def differences(name: str, ends: torch.Tensor) -> list[int]:
     told = ends.tolist()
     lengths = [end - start for start, end in itertools.pairwise(told)]
     if not lengths or told[0] != 0 or min(lengths) < 1:
-        raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before")
+        repeats = lengths and told[0] == 0 and min(lengths) == 0
+        remedy = "; take documents of 0 rows out, as torch.unique_consecutive does" if repeats else ""
+        raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before{remedy}")
     return lengths
 
 
@@ -299,7 +352,7 @@ def lengths_of(batch: Any) -> Layout:
     told = batch if isinstance(batch, Mapping) else {}
     for name in ("cu_seq_lens_q", "cu_seqlens"):
         if told.get(name) is not None:
-            ends = torch.as_tensor(told[name])
+            ends = told[name] if isinstance(told[name], torch.Tensor) else torch.as_tensor(told[name], device="cpu")
             return [] if ends.tolist() == [0] else differences(f"batches: {name}", ends)
     ids = told.get("input_ids")
     if isinstance(ids, torch.Tensor) and ids.dim() == 2 and told.get("position_ids") is None:

@@ -1,24 +1,51 @@
 """Whether calls of attention are computed in this process, whatever step runs.
 
 In: `local()` of the script. Out: what calls ask. It knows no job.
+
+The script's threads and coroutines each have a value of their own. A thread of autograd's, such as that of a GPU, has
+none: there the value is that of the thread that called backward, which torch hands on with its own settings of threads.
 """
 
 import contextlib
 import contextvars
+import threading
 from collections.abc import Iterator
+from typing import NamedTuple
 
-_LOCAL: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.local", default=False)
-_WHOLE: contextvars.ContextVar[bool] = contextvars.ContextVar("cadre.whole", default=False)
+import torch
+
+
+class _Said(NamedTuple):
+    local: bool = False
+    whole: bool = False
+    thread: int = 0
+
+
+_NOTHING = _Said()
+_KEY = "cadre.local"
+_SAID: contextvars.ContextVar[_Said | None] = contextvars.ContextVar(_KEY, default=None)
+
+
+def _said() -> _Said:
+    if (said := _SAID.get()) is not None:
+        return said
+    said = _handed_on()
+    # Said in this thread, it is another coroutine's.
+    return _NOTHING if said.thread == threading.get_ident() else said
+
+
+def _handed_on() -> _Said:
+    return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else _NOTHING
 
 
 def under_local() -> bool:
     """Whether the call is under `local()`."""
-    return _LOCAL.get()
+    return _said().local
 
 
 def says_whole() -> bool:
     """Whether the call is under `local(whole=True)`."""
-    return _WHOLE.get()
+    return _said().whole
 
 
 @contextlib.contextmanager
@@ -26,9 +53,11 @@ def local(*, whole: bool = False) -> Iterator[None]:
     """Attention inside is computed in this process, whatever step runs: for evaluation. Documents lie whole on the
     rank, and every call says them (`cu_seqlens`): those of the step are not taken. Lengths of what was packed or
     announced with parts of documents are refused, unless `whole` says that these are other documents."""
-    tokens = _LOCAL.set(True), _WHOLE.set(whole or _WHOLE.get())
+    said, before = _Said(True, whole or says_whole(), threading.get_ident()), _handed_on()
+    token = _SAID.set(said)
+    torch._C._stash_obj_in_tls(_KEY, said)
     try:
         yield
     finally:
-        _LOCAL.reset(tokens[0])
-        _WHOLE.reset(tokens[1])
+        torch._C._stash_obj_in_tls(_KEY, before)
+        _SAID.reset(token)

@@ -22,6 +22,8 @@ class Session:
     ranks: int
     wire: str
     """Type of rows on the wire, `float32` or `bfloat16`: rows are rounded to it when they are submitted."""
+    wire_is_open: bool
+    """Whether the job leaves that type to its ranks."""
 
     @staticmethod
     def join(
@@ -32,10 +34,12 @@ class Session:
         seed: int,
         threads: int,
         on_nonfinite: str = "end",
+        rows: str | None = None,
     ) -> Session:
         """Joins the job that the environment names. `kinds`: one a layer, such as `causal`, `full`,
         `window:ROWS` or `window:128 in chunks of 512 scale 0.0625 softcap 50`; `heads`: query heads, KV heads, head
-        dim, likewise; all the same on every rank. `on_nonfinite`: `report` or `end`."""
+        dim, likewise; all the same on every rank. `on_nonfinite`: `report` or `end`.
+        `rows`: their type, which `wire` is then where the job leaves it to its ranks."""
 
     def announce(
         self,

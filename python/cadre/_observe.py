@@ -5,12 +5,17 @@ and the ranks, each further one a step. Nothing is computed otherwise than befor
 
 A step is the forwards with gradients between two calls of an optimizer's `step`. Documents are found in what the model
 is called with. What lies on a GPU is copied there without waiting, and read when the step after it ends.
+
+The job goes on whatever happens here: a step whose documents are not known is not logged, and where the file takes no
+more lines no further step is. Either is said once on stderr.
 """
 
 import atexit
+import contextlib
 import inspect
 import json
 import os
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -66,6 +71,8 @@ class Observer:
             raise ValueError(f"observe: ranks is {ranks}; give the rank, from 0, and how many ranks there are")
         kinds, heads = layers_of(model) if shape is None else _layers_of_shape(shape)
         device = next((it.device.type for it in model.parameters()), "cpu")
+        # Whether that was said already: that documents of a step are not known, and that the file takes no more lines.
+        self._is_odd = self._is_full = False
         folder.mkdir(parents=True, exist_ok=True)
         # A job that begins again goes on in the same file, under a head of its own.
         self._file = (folder / f"rank-{rank}.jsonl").open("a", encoding="utf-8")
@@ -102,7 +109,8 @@ class Observer:
             it.remove()
         self._hooks = []
         self._write_held()
-        self._file.close()
+        with contextlib.suppress(OSError):
+            self._file.close()
         atexit.unregister(self.close)
 
     def _before(self, _model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
@@ -111,7 +119,7 @@ class Observer:
         self._entered = time.perf_counter()
         if self._began is None:
             self._began = self._entered
-        self._said.append(self._documents(arguments, named))
+        self._said.append(self._unless_odd(lambda: self._documents(arguments, named), lambda: None))
 
     def _after(self, *_: Any) -> None:
         if torch.is_grad_enabled():
@@ -135,11 +143,31 @@ class Observer:
         held, self._held = self._held, None
         if held:
             told, said = held
-            self._write(told | {"documents": [it() for it in said]})
+            documents = [self._unless_odd(it, None) for it in said]
+            if None not in documents:
+                self._write(told | {"documents": documents})
+
+    def _unless_odd(self, call: Callable[[], Any], instead: Any) -> Any:
+        """What `call` returns; `instead` where it raises, which is said once."""
+        try:
+            return call()
+        except Exception as odd:
+            if not self._is_odd:
+                self._is_odd = True
+                said = f"step {self._step} is not logged, nor any other whose documents are not known"
+                print(f"cadre: observe: {said}: {type(odd).__name__}: {odd}", file=sys.stderr)
+            return instead
 
     def _write(self, told: dict[str, Any]) -> None:
-        self._file.write(json.dumps(told, separators=(",", ":")) + "\n")
-        self._file.flush()
+        if self._is_full:
+            return
+        try:
+            self._file.write(json.dumps(told, separators=(",", ":")) + "\n")
+            self._file.flush()
+        except OSError as why:
+            self._is_full = True
+            said = f"{self._file.name} takes no more lines, so no further step is logged"
+            print(f"cadre: observe: {said}: {why}", file=sys.stderr)
 
     def _documents(self, arguments: tuple[Any, ...], named: dict[str, Any]) -> Callable[[], list[int]]:
         if self._layout:
@@ -169,7 +197,7 @@ def documents_of(
     ends = next((given[it] for it in _ENDS if given.get(it) is not None), packed)
     if ends is not None:
         ends = _on_host(ends)
-        return lambda: differences("observe: ends of documents", ends().flatten())
+        return lambda: _lengths(ends())
     tokens = next((given[it] for it in _TOKENS if isinstance(given.get(it), Tensor)), None)
     positions = next((given[it] for it in _POSITIONS if isinstance(given.get(it), Tensor)), None)
     if positions is not None and positions.dim() in (1, 2):
@@ -187,6 +215,12 @@ def documents_of(
         f"observe: nothing in the model's call says its documents ({sorted(given)}); give `layout`, which gets the "
         "call's arguments and returns their lengths"
     )
+
+
+def _lengths(ends: Tensor) -> list[int]:
+    """Ends that repeat are of no rows: a document without any, or room that a batch did not need."""
+    ends = ends.flatten().unique_consecutive()
+    return [] if ends.tolist() == [0] else differences("observe: ends of documents", ends)
 
 
 def runs_of(positions: Tensor) -> list[int]:

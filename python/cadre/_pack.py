@@ -104,11 +104,12 @@ def pack(
     weights = sum(float(it["loss_weights"].sum(dtype=torch.float64)) for it in fields) if total is None else total
     if not 0 <= weights < float("inf") or (total is not None and not total):
         raise ValueError(f"pack: loss weights are divided by {weights}; give weights, and a total, above 0")
-    ends = torch.tensor([0, *(it.end - it.start for it in layout)]).cumsum(0).int()
+    ends = torch.tensor([0, *(it.end - it.start for it in layout)], device="cpu").cumsum(0).int()
     remember_parts(layout)
+    tokens = held("input_ids")
     return Packed(
-        input_ids=held("input_ids")[None],
-        position_ids=torch.cat([torch.arange(it.start, it.end) for it in layout])[None],
+        input_ids=tokens[None],
+        position_ids=torch.cat([torch.arange(it.start, it.end, device=tokens.device) for it in layout])[None],
         shift_labels=held("labels")[None],
         # Without anything to learn all of them are 0.
         loss_weights=held("loss_weights")[None] / (weights or 1.0),
@@ -136,15 +137,15 @@ def _fields(at: int, document: Document) -> dict[str, Tensor]:
     given = dict(document) if isinstance(document, Mapping) else {"input_ids": document}
     if "input_ids" not in given:
         raise ValueError(f"pack: document {at} has {sorted(given)} and no input_ids")
-    made = {name: torch.as_tensor(it) for name, it in given.items()}
-    tokens = made["input_ids"]
+    tokens = _tensor(given["input_ids"])
+    made = {name: _tensor(it, device=tokens.device) for name, it in given.items()}
     if tokens.dim() != 1 or not len(tokens) or tokens.is_floating_point():
         raise ValueError(f"pack: document {at} is {tuple(tokens.shape)} of {tokens.dtype}; give 1 token or more, a row")
     for name, it in made.items():
         if it.shape[:1] != tokens.shape:
             raise ValueError(f"pack: {name} of document {at} is {tuple(it.shape)}, and it has {len(tokens)} tokens")
     labels = made.get("labels", tokens)
-    weights = made.get("loss_weights", torch.ones(len(tokens))).float()
+    weights = made.get("loss_weights", torch.ones(len(tokens), device=tokens.device)).float()
     if labels.dim() != 1 or weights.dim() != 1 or not bool((weights >= 0).all()):
         raise ValueError(f"pack: document {at}: give each token one label, and one loss weight of 0 or more")
     made["labels"] = torch.cat([labels[1:], labels.new_full((1,), IGNORED)]).long()
@@ -152,6 +153,11 @@ def _fields(at: int, document: Document) -> dict[str, Tensor]:
     made["loss_weights"] = torch.where(made["labels"] == IGNORED, 0.0, shifted)
     made["input_ids"] = tokens.long()
     return made
+
+
+def _tensor(it: Any, device: torch.device | None = None) -> Tensor:
+    """Tensors stay where they are, whatever torch's default device is."""
+    return it if isinstance(it, Tensor) else torch.as_tensor(it, device=device)
 
 
 def _share(count: int, rows: Sequence[int] | None, rank: int, ranks: int) -> tuple[int, int]:

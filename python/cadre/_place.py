@@ -16,6 +16,8 @@ from torch.autograd import forward_ad
 from . import _native
 
 _TYPES = (torch.float32, torch.bfloat16)
+# Those of the kernels of GPUs.
+_HEAD_DIMS = (64, 128, 256)
 
 Behind = tuple[int, int]
 """Number of a GPU, and torch's current stream there."""
@@ -57,8 +59,26 @@ def _has_kernels(number: int) -> bool:
 def kernels(q: Tensor, wire: torch.dtype) -> Behind | None:
     """Where the kernels of GPUs compute attention of these rows; None where the CPU's do."""
     behind = lent(q)
-    fits = behind and wire == torch.bfloat16 and q.shape[-1] in (64, 128, 256)
+    fits = behind and wire == torch.bfloat16 and q.shape[-1] in _HEAD_DIMS
     return behind if fits and _has_kernels(behind[0]) else None
+
+
+def say_on_host(q: Tensor, wire: torch.dtype, *, of_job: bool) -> None:
+    """Says once a GPU and reason that no kernel of GPUs computes these rows, and what would change that."""
+    if q.shape[-1] not in _HEAD_DIMS:
+        why = f"its head dim is {q.shape[-1]}; give the model one that kernels of GPUs have, 64, 128 or 256"
+    elif wire != torch.bfloat16:
+        usual = "spec.attention.wire: Bf16" if of_job else "torch.autocast('cuda', torch.bfloat16), or such a model"
+        why = f"its rows are {wire}, and kernels of GPUs take bfloat16; use {usual}"
+    else:
+        # Said by `_has_kernels`.
+        return
+    _say_once(f"attention of tensors on GPU {q.device.index} is computed on the CPU: {why}")
+
+
+@functools.cache
+def _say_once(what: str) -> None:
+    print(f"cadre: {what}", file=sys.stderr)
 
 
 def forward(behind: Behind, kind: str, lengths: list[int], *given: Tensor) -> tuple[Tensor, Tensor]:
@@ -111,6 +131,15 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
     return q, k, v
+
+
+def refuse_wider(where: str, q: Tensor, wire: torch.dtype) -> None:
+    """Refuses rows that would lose bits to a type on the wire that nobody asked for."""
+    if q.dtype != wire:
+        raise ValueError(
+            f"{where}: q is {q.dtype} and would lose bits as {wire}, as the job was joined; give init dtype={q.dtype}, "
+            "or set spec.attention.wire"
+        )
 
 
 def refuse_elsewhere(name: str, tensor: Tensor, beside: Tensor) -> None:

@@ -20,7 +20,7 @@ class _Head:
         mask, window, chunk, scale, softcap = _KIND.fullmatch(kind).groups()
         self.q, self.k, self.v = q.float().transpose(0, 1), k.float(), v.float()
         self.scale = float(scale) if scale else q.shape[-1] ** -0.5
-        rows = torch.arange(q.shape[0])
+        rows = torch.arange(q.shape[0], device=q.device)
         before = rows[:, None] - rows[None]
         self.keeps = before >= 0 if mask != "full" else torch.ones_like(before, dtype=torch.bool)
         if window:
@@ -56,7 +56,7 @@ def _heads(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> It
 
 
 def forward(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    o, lse = torch.empty(q.shape, dtype=q.dtype), torch.empty(q.shape[:2], dtype=torch.float32)
+    o, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
     for rows, heads, _, it in _heads(kind, lengths, q, k, v):
         o[rows, heads] = (it.p @ it.v).transpose(0, 1).to(o.dtype)
         lse[rows, heads] = it.lse.T
@@ -66,7 +66,7 @@ def forward(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> t
 def backward(
     kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor], dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty(it.shape, dtype=it.dtype) for it in qkv)
+    dq, dk, dv = (torch.empty_like(it) for it in qkv)
     for rows, heads, kv, it in _heads(kind, lengths, *qkv):
         of_q, of_k, of_v = it.gradients(dout[rows, heads], dlse[rows, heads])
         dq[rows, heads], dk[rows, kv], dv[rows, kv] = of_q.to(dq.dtype), of_k.to(dk.dtype), of_v.to(dv.dtype)

@@ -6,6 +6,7 @@ documents and the longest length are made anew. What else a batch holds stays as
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -70,8 +71,8 @@ def with_another_token(batch: Any, rows: int, row: int) -> Any:
 def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> Any:
     """A batch with these pieces as its documents."""
     rows, told = sum(lengths), [end - start for start, end in pieces]
-    ends = [0, *torch.tensor(lengths).cumsum(0).tolist()]
-    new_ends = [0, *torch.tensor(told).cumsum(0).tolist()]
+    ends = list(itertools.accumulate(lengths, initial=0))
+    new_ends = list(itertools.accumulate(told, initial=0))
     cut = 0
 
     def change(name: str, it: Any) -> Any:
@@ -83,7 +84,7 @@ def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> An
         if not isinstance(it, Tensor):
             return it
         if it.dim() == 1 and it.tolist() == ends:
-            return torch.tensor(new_ends, dtype=it.dtype)
+            return torch.tensor(new_ends, dtype=it.dtype, device=it.device)
         one_row = it.dim() > 1 and it.shape[:2] == (1, rows)
         many_rows = it.dim() > 1 and it.shape[:2] == (len(lengths), rows // len(lengths)) and len(set(lengths)) == 1
         if not one_row and not many_rows and it.shape[:1] != (rows,):
@@ -92,9 +93,9 @@ def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> An
         flat = it if it.shape[0] == rows and not one_row else it.flatten(0, 1)
         whole = not it.is_floating_point()
         if whole and "position" in name:
-            new = torch.cat([torch.arange(rows, dtype=it.dtype) for rows in told])
+            new = torch.cat([torch.arange(rows, dtype=it.dtype, device=it.device) for rows in told])
         elif whole and name in ("seq_idx", "document_ids", "sequence_ids"):
-            new = torch.cat([torch.full((rows,), at, dtype=it.dtype) for at, rows in enumerate(told)])
+            new = torch.cat([torch.full((rows,), at, dtype=it.dtype, device=it.device) for at, rows in enumerate(told)])
         else:
             new = torch.cat([flat[start:end] for start, end in pieces])
         if one_row:

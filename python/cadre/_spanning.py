@@ -6,6 +6,7 @@ rows through torch.distributed, in a group of their own.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -33,7 +34,7 @@ class Exchange:
         documents = [self.document(it, told) for it in mine]
         whole = [torch.cat(it) for it in zip(*documents, strict=True)]
         lengths = [len(it[0]) for it in documents]
-        starts = dict(zip(mine, torch.tensor([0, *lengths]).cumsum(0).tolist(), strict=False))
+        starts = dict(zip(mine, itertools.accumulate(lengths, initial=0), strict=False))
         made = call(lengths, whole)
         held = [(starts[it.document] + it.start, starts[it.document] + it.end) for it in layout]
         return tuple(torch.cat([it[start:end] for start, end in held]) for it in made)
@@ -93,7 +94,7 @@ def joined(batches: Sequence[Any], layouts: Sequence[list[Stretch]]) -> Any:
     def leaf(its: list[Any]) -> Any:
         tensors = all(isinstance(it, Tensor) for it in its)
         if tensors and all(it.dim() == 1 and it.diff().tolist() == of for it, of in zip(its, held, strict=True)):
-            return torch.tensor([0, *lengths]).cumsum(0).to(its[0].dtype)
+            return torch.tensor([0, *lengths], device=its[0].device).cumsum(0).to(its[0].dtype)
         if tensors and all(it.dim() > 1 and it.shape[:2] == (1, sum(of)) for it, of in zip(its, held, strict=True)):
             return torch.cat(its, 1)
         if tensors and all(it.dim() and it.shape[0] == sum(of) for it, of in zip(its, held, strict=True)):

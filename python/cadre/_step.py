@@ -63,14 +63,16 @@ class Step:
         """Layers that have a backward."""
         return self.layers - self.shape.frozen
 
-    def due(self, until: Turn | None = None) -> Turn | None:
-        """The turn that runs or comes next; none at the end of the step, or if `until` comes before."""
-        for way, at in self.order:
-            if (way, at) == until:
+    def due(self, until: int | None = None) -> tuple[str, int] | None:
+        """The way and micro-batch that run or come next; none at the end of the step, or if `until` goes forward in it
+        or before. In a turn of several, each goes through a layer before the next layer comes."""
+        for way, these in self.order:
+            if way == "F" and until in these:
                 return None
             called, phases = (self.forward, self.layers) if way == "F" else (self.backward, self.backwards)
-            if self.layouts[at] and called[at] < phases:
-                return way, at
+            left = [at for at in these if self.layouts[at] and called[at] < phases]
+            if left:
+                return way, min(left, key=lambda at: called[at])
         return None
 
     def may_be_empty(self) -> bool:
@@ -117,6 +119,10 @@ class Step:
                 "(cu_seq_lens_q)"
             )
 
+    @staticmethod
+    def next_in_words(due: tuple[str, int] | None) -> str:
+        return f"the turn of {due[0]}{due[1]}" if due else "the end of the step"
+
     def in_order(self) -> str:
         return f" (the turns of the step are {in_words(self.order)})" if self.in_flight else ""
 
@@ -137,7 +143,7 @@ class Step:
         """Goes on to the next micro-batch."""
         if self.at + 1 == len(self.layouts):
             raise RuntimeError(f"{self.where()}: it is the last micro-batch of the step; call begin_step")
-        if self.pooled and (due := self.due(until=("F", self.at + 1))):
+        if self.pooled and (due := self.due(until=self.at + 1)):
             raise RuntimeError(self.missing(due[1]))
         self.at += 1
         # What frozen layers have kept has no backward that would take it away.
@@ -145,11 +151,16 @@ class Step:
         self.kept = {phase: it for phase, it in self.kept.items() if phase[0] not in over}
 
     def forward_phase(
-        self, kind: str, lengths: list[int] | None, shapes: list[tuple[int, ...]], named: int | None
+        self,
+        kind: str,
+        lengths: list[int] | None,
+        shapes: list[tuple[int, ...]],
+        named: int | None,
+        at: int | None = None,
     ) -> tuple[tuple[int, int], Kept | None]:
         """Micro-batch and layer whose turn it is, or which are recomputed, and what their forward came to; refuses what
         is not the announced one's."""
-        shape, layers, at = self.shape, self.layers, self.at
+        shape, layers, at = self.shape, self.layers, self.at if at is None else at
         # Autograd is at work in this thread: a forward there is a recompute.
         is_again = (task := torch._C._current_graph_task_id()) != -1
         if is_again:
@@ -166,6 +177,10 @@ class Step:
             raise ValueError(f"{where}: layer {named} is called, and it is the turn of layer {layer}")
         if not self.layouts[at]:
             raise ValueError(f"{where}: it was announced without documents, and q is {shapes[0]}")
+        if self.in_flight and not is_again and (due := self.due()) != ("F", at):
+            raise RuntimeError(
+                f"{where}: forward of layer {layer}, and {self.next_in_words(due)} comes before{self.in_order()}"
+            )
         told = shape.kinds[layer]
         if kind != told and not same_on(max(it.rows for it in self.layouts[at]), kind, told):
             raise ValueError(f"{where}: layer {layer} is {told} and the call is {kind}; call layers in order")
@@ -246,5 +261,5 @@ class Step:
             )
         due = self.due()
         if due != ("B", at):
-            raise RuntimeError(f"{where}, and the turn of {in_words([due])} comes before{self.in_order()}")
+            raise RuntimeError(f"{where}, and {self.next_in_words(due)} comes before{self.in_order()}")
         self.tasks[torch._C._current_graph_task_id()] = at

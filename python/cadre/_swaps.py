@@ -25,7 +25,7 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any)
     batch, rows = q.shape[:2]
     if not batch or not rows:
         raise ValueError(f"q is {tuple(q.shape)}; give a batch of 1 or more, with 1 row or more each")
-    ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
+    ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
     flat = (it.flatten(0, 1) for it in (q, k, v))
     packed = flash_attn_varlen_func(*flat, ends, ends, rows, rows, *options, **more)
     if isinstance(packed, Tensor):
@@ -49,8 +49,9 @@ def varlen_attn(
     cu_seq_k: Tensor | None,
     max_q: int,
     max_k: int,
-    *,
+    is_causal: bool | None = None,
     return_aux: Any = None,
+    *,
     scale: float | None = None,
     window_size: tuple[int, int] = (-1, -1),
     enable_gqa: bool = False,
@@ -58,12 +59,14 @@ def varlen_attn(
     block_table: Tensor | None = None,
     num_splits: int | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """`torch.nn.attention.varlen.varlen_attn`. The window (-1, 0) is causal; `num_splits` changes no result here."""
+    """`torch.nn.attention.varlen.varlen_attn`, as torch 2.10 has it (`is_causal`, by position too) and as later ones
+    do, in which the window (-1, 0) is causal. `num_splits` changes no result here."""
     del max_q, max_k, num_splits
     refuse(seqused_k=seqused_k, block_table=block_table)
-    if not enable_gqa and query.shape[1] != key.shape[1]:
+    # Torch 2.10 does not ask.
+    if is_causal is None and not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True")
-    mask = mask_of(causal=False, window_size=window_size)
+    mask = mask_of(causal=bool(is_causal), window_size=window_size)
     o, lse = attend(query, key, value, cu_seq_q, cu_seq_k, mask=mask, scale=scale)
     return (o, lse.transpose(0, 1)) if return_aux is not None and return_aux.lse else o
 

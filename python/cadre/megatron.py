@@ -134,7 +134,7 @@ class CoreAttention(nn.Module):
                 raise ValueError("packed rows without packed_seq_params; give their PackedSeqParams")
             ends = packed_seq_params.cu_seqlens_q
         elif batch > 1 or _job.running() is None or _local.under_local():
-            ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
+            ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
         if not packed:
             query, key, value = (it.transpose(0, 1).flatten(0, 1) for it in (query, key, value))
         how = {"mask": mask_of(causal=mask in _CAUSAL, window_size=(-1, -1)), "scale": self.scale}

@@ -38,7 +38,9 @@ class _Calls(TrainerCallback):
                     "heads, and the pool shares out attention"
                 )
         left = max(0, state.max_steps - state.global_step)
-        _job.init(self.trainer.model, steps=left, seed=args.seed)
+        # Accelerate's autocast is around the forward alone.
+        dtype = torch.bfloat16 if args.bf16 else None
+        _job.init(self.trainer.model, steps=left, seed=args.seed, dtype=dtype)
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():
@@ -129,7 +131,7 @@ class OnPool:
             _telling.busy(0)
         ids = inputs.get("input_ids")
         if ids is not None and len(ids) == 1 and not {"cu_seq_lens_q", "position_ids"} & set(inputs):
-            ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32)
+            ends = torch.tensor([0, ids.shape[1]], dtype=torch.int32, device="cpu")
             inputs = {**inputs, "cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
         with _local.local():
             return super().prediction_step(model, inputs, *args, **more)

@@ -55,7 +55,7 @@ def attention(
     if attention_mask is not None:
         _check_mask(attention_mask, several, chunk)
     if several:
-        cu_seq_lens_q = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32)
+        cu_seq_lens_q = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
     q, k, v = (it.transpose(1, 2).reshape(-1, it.shape[1], dim) for it in (query, key, value))
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
     window = (-1, -1)
@@ -124,7 +124,7 @@ def _transformers_mask(
     )
     if padding is not None or not chunked:
         return packed if padding is None else padding
-    return torch.zeros(1, 1, 1, 1, dtype=torch.int64) if packed is None else packed[..., None]
+    return torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu") if packed is None else packed[..., None]
 
 
 def _held(function: types.FunctionType) -> dict[str, Any]:

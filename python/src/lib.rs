@@ -15,6 +15,7 @@ mod refusal;
 mod session;
 mod tensor;
 mod turns;
+mod wire;
 
 use pyo3::prelude::*;
 

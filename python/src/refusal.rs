@@ -25,6 +25,7 @@ pub(crate) fn told(error: Error) -> PyErr {
         Error::Rows { .. }
         | Error::Lent { .. }
         | Error::Layers { .. }
+        | Error::Wire { .. }
         | Error::Seed { .. }
         | Error::Turns { .. } => refused(error),
         Error::OutOfTurn { .. }

@@ -16,7 +16,7 @@ use cadre_worker::session::{
     self, Contract, Direction, Ending, Inputs, Join, JoinError, KvHeads, Layers, Lengths,
     NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone,
 };
-use cadre_worker::{Choice, ExchangeChoice, Threads};
+use cadre_worker::{Choice, Threads};
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 
@@ -25,6 +25,7 @@ use crate::lent::{self, Behind};
 use crate::refusal::{NotFinite, failed, refused, told};
 use crate::tensor::{Given, Side, Tensor, check_apart};
 use crate::turns::{MicroBatches, in_words};
+use crate::wire;
 
 /// Longest wait until a reason is out, before the session ends.
 const FAREWELL: Duration = Duration::from_secs(2);
@@ -45,6 +46,9 @@ pub(crate) struct Session {
     /// Type of rows on the wire: `torch.float32` or `torch.bfloat16` without the `torch.`.
     #[pyo3(get)]
     wire: &'static str,
+    /// Whether no manifest says that type.
+    #[pyo3(get)]
+    wire_is_open: bool,
 }
 
 /// A submitted phase, to be waited for once.
@@ -55,8 +59,10 @@ pub(crate) struct Ticket(Mutex<Option<session::Ticket>>);
 impl Session {
     /// Joins the job that the environment names, with a kind for each layer, and its query heads, KV heads and head dim.
     #[staticmethod]
-    #[pyo3(signature = (*, kinds, heads, steps, seed, threads, on_nonfinite="end"))]
+    /// `rows`: their type, as `wire` is written, which is that on the wire where no manifest says it.
+    #[pyo3(signature = (*, kinds, heads, steps, seed, threads, on_nonfinite="end", rows=None))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
+    #[allow(clippy::too_many_arguments, reason = "they are named in Python")]
     fn join(
         py: Python<'_>,
         kinds: Vec<String>,
@@ -65,7 +71,9 @@ impl Session {
         seed: u64,
         threads: usize,
         on_nonfinite: &str,
+        rows: Option<&str>,
     ) -> PyResult<Self> {
+        let rows = rows.map(wire::read).transpose()?;
         let not_finite = match on_nonfinite {
             "report" => NotFinite::Report,
             "end" => NotFinite::End,
@@ -92,12 +100,13 @@ impl Session {
                 layers,
                 kv_heads: KvHeads::Apart,
                 steps: Some(steps),
+                wire: rows,
                 seed,
                 engine: Choice::Cpu,
                 gpu: None,
                 threads: Threads::new(threads),
                 memory: u64::from(contract.memory_mib) << 20,
-                exchange: ExchangeChoice::Auto,
+                exchange: contract.exchange,
                 address: String::new(),
                 resume: None,
                 first: Box::new(|_, _| Ok(0)),
@@ -106,15 +115,13 @@ impl Session {
         });
         let joined = joined
             .map_err(|error| if error.is_bad_input() { refused(error) } else { failed(error) })?;
-        let (rank, ranks) = (joined.rank(), joined.settings().trainers);
-        let wire = match joined.settings().wire {
-            cadre_crds::Wire::F32 => "float32",
-            cadre_crds::Wire::Bf16 => "bfloat16",
-        };
+        let (rank, settings) = (joined.rank(), joined.settings());
+        let (ranks, wire_is_open) = (settings.trainers, settings.wire_is_open == Some(true));
+        let wire = wire::name(settings.wire);
         // A pod that is drained, or torchrun, asks each rank; the job ends with the step that is out.
         ending::on_sigterm(joined.ender()).map_err(failed)?;
         let held = RwLock::new(Some(joined));
-        Ok(Self { held, layers: count, not_finite, rank, ranks, wire })
+        Ok(Self { held, layers: count, not_finite, rank, ranks, wire, wire_is_open })
     }
 
     /// Tells the conductor what this rank holds of a step, by micro-batch. They go forward (`F`) and backward (`B`), but for the

@@ -51,7 +51,7 @@ def results(rank: int, turns, *, again: bool) -> list[torch.Tensor]:
     """O and all gradients of the four micro-batches."""
     leaves = [rows_of(rank, it) for it in range(4)]
     found: list[torch.Tensor] = [torch.empty(0)] * 4
-    for way, at in order_of(turns, 4):
+    for way, (at,) in order_of(turns, 4):
         if way == "F":
             if at:
                 cadre.next_micro_batch()

@@ -9,7 +9,7 @@ import sys
 
 import cadre
 import torch
-from cadre import _native
+from cadre import _local, _native
 from cadre._attention import attend
 from gpu_memory import Cuda, EmulatedGpu, of_words
 from refusals import refused
@@ -35,8 +35,29 @@ def results(gpu: EmulatedGpu | Cuda | None, dim: int, **how) -> list[torch.Tenso
     return [*(it.detach() for it in outputs), *torch.autograd.grad(outputs, inputs, gradients)]
 
 
+class Asks(torch.autograd.Function):
+    """Whether its backward, which torch calls in a thread of the GPU's, is under `local()`."""
+
+    @staticmethod
+    def forward(ctx, rows, said):
+        ctx.said = said
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        ctx.said.append((_local.under_local(), _local.says_whole()))
+        return gradient, None
+
+
 def main() -> None:
     gpu = of_words(sys.argv, own_stream=True)
+    said: list[tuple[bool, bool]] = []
+    asked = Asks.apply(gpu.tensor(torch.ones(3)).requires_grad_(), said).sum()
+    asked.backward(retain_graph=True)
+    with cadre.local(whole=True):
+        asked.backward(retain_graph=True)
+    asked.backward()
+    assert said == [(False, False), (True, True), (False, False)], said
     backward = _native.gpu_backward
 
     def waited(*arguments: object) -> None:

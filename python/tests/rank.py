@@ -154,6 +154,9 @@ def micro_batch_of(
         return [[own(layer, it).requires_grad_(trained[layer]) for it in range(3)] for layer in range(len(KINDS))]
 
     q, k, v = leaves()[0]
+    if options.rows:
+        wide = [it.detach().float() for it in (q, k, v)]
+        refused("q is torch.float32 and would lose bits as torch.bfloat16", lambda: ours(0, *wide, cu_seqlens))
     refused("cu_seqlens say [2]", lambda: ours(0, q, k, v, torch.tensor([0, 2])))
     refused("layer 0 is causal and the call is full", lambda: ours(2, q, k, v, cu_seqlens))
     refused("layer 2 is called, and it is the turn of layer 0", lambda: ours(2, q, k, v, cu_seqlens, named=True))
@@ -280,6 +283,8 @@ def main() -> None:
     parser.add_argument("--bound", type=float, default=1e-5)
     parser.add_argument("--recompute", default="none", help="of each round: none, layer, reentrant, selective, all")
     parser.add_argument("--frozen", type=int, default=0)
+    parser.add_argument("--rows", help="what each rank says of their type, where the job says nothing")
+    parser.add_argument("--exchange", choices=("auto", "tcp"), help="what the job says of it")
     parser.add_argument("--break", dest="broken", choices=("exit", "finish", "early"))
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -287,7 +292,13 @@ def main() -> None:
     rounds = list(itertools.product(options.dtype.split(","), options.recompute.split(",")))
     held = [[it[rank] for it in step] for step in LAYOUTS]
     steps = len(rounds) * len(held)
-    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=steps)
+    said = getattr(torch, options.rows.split(",")[rank]) if options.rows else None
+    cadre.init(cadre.Shape(HEADS, KV_HEADS, DIM, KINDS, options.frozen), steps=steps, dtype=said)
+    if said:
+        assert cadre._job.current().wire == said, cadre._job.current().wire
+    if options.exchange:
+        names = {it.read_text().strip() for it in Path("/proc/self/task").glob("*/comm")}
+        assert ("arenas" in names) == (options.exchange == "auto"), f"rank {rank} has the threads {names}"
     q = torch.randn(5, HEADS, DIM)
     ends = torch.tensor([0, 5])
     call = functools.partial(cadre.flash_attn_varlen_func, k=q[:, :2], v=q[:, :2], cu_seqlens_q=ends, cu_seqlens_k=ends)

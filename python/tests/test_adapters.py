@@ -11,7 +11,7 @@ from typing import Any
 import test_pool
 import torch
 from pytorch_books import packed
-from pytorch_llama import MODELS
+from pytorch_models import MODELS
 from test_pool import EXAMPLES, HERE, RealProcesses, losses, manifest
 
 TOKENS = 256
@@ -52,6 +52,10 @@ class FirstUpdates(RealProcesses):
         gradients = [it.grad for it in model.parameters()]
         for loss, it in zip(losses, self.found("pytorch_llama.py", f"--model={name}", *SMALL, *options), strict=True):
             self.alike(it, (loss.item(), gradients))
+
+    def test_examples_are_short(self) -> None:
+        for it in EXAMPLES.glob("*.py"):
+            self.assertLess(len(it.read_text().splitlines()), 120, it.name)
 
     def test_a_llama(self) -> None:
         self.check_model("llama")

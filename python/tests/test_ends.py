@@ -153,21 +153,24 @@ class Signals(RealProcesses):
 
 class Lost(RealProcesses):
     def test_without_a_server_the_job_does_as_it_says(self) -> None:
-        def run(loss: str, *more: str, **attention: object) -> tuple[int, str, Path]:
-            text = shelled("--steps=4", servers=1, onPoolLoss=loss, **attention)
-            return self.run_job(text, "--fault", "kill-server:0@1:bwd", *more)
+        for way in ("fwd", "bwd"):
 
-        code, said, out = run("Fail")
-        self.assertEqual((code, codes(out)), (3, [3, 3]), said)
-        # A server that is started in its place goes on, with the same bits; or nobody comes.
-        code, said, out = run("Wait")
-        self.assertEqual((code, codes(out)), (0, [0, 0]), said)
-        whole = losses(out)
-        code, said, out = run("Wait", "--no-replace", poolWaitSeconds=1)
-        self.assertEqual((code, codes(out)), (3, [3, 3]), said)
-        # The ranks compute.
-        code, said, out = run("Local", "--no-replace")
-        self.assertEqual((code, codes(out), losses(out)), (0, [0, 0], whole), said)
+            def run(loss: str, *more: str, way: str = way, **attention: object) -> tuple[int, str, Path]:
+                text = shelled("--steps=4", servers=1, onPoolLoss=loss, **attention)
+                return self.run_job(text, "--fault", f"kill-server:0@1:{way}", *more)
+
+            with self.subTest(way=way):
+                code, said, out = run("Fail")
+                self.assertEqual((code, codes(out)), (3, [3, 3]), said)
+                # A server that is started in its place goes on, with the same bits; or nobody comes.
+                code, said, out = run("Wait")
+                self.assertEqual((code, codes(out)), (0, [0, 0]), said)
+                whole = losses(out)
+                code, said, out = run("Wait", "--no-replace", poolWaitSeconds=1)
+                self.assertEqual((code, codes(out)), (3, [3, 3]), said)
+                # The ranks compute.
+                code, said, out = run("Local", "--no-replace")
+                self.assertEqual((code, codes(out), losses(out)), (0, [0, 0], whole), said)
 
 
 if __name__ == "__main__":

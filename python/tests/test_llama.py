@@ -13,7 +13,7 @@ import cadre
 import test_pool
 import torch
 from pytorch_books import documents
-from pytorch_llama import llama
+from pytorch_models import llama
 from test_pool import EXAMPLES, RealProcesses, losses, number
 
 STEPS, TOKENS = 20, 256

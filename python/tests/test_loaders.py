@@ -43,6 +43,7 @@ class Orders(Alone):
             (2, 3, "F0 F1 B0 F2 B1 B2"),
             (9, 2, "F0 F1 B0 B1"),
             ("F0 F1 B1 B0", 2, "F0 F1 B1 B0"),
+            ("F0+1 B1+0 F2 B2", 3, "F0+1 B1+0 F2 B2"),
             (lambda count: f"F0 F1 B{count - 1} B0", 2, "F0 F1 B1 B0"),
         ):
             self.assertEqual(_turns.in_words(_turns.order_of(turns, count)), told)
@@ -53,6 +54,8 @@ class Orders(Alone):
             ("F1 B1 F0 B0", "in their order"),
             ("F0 F1 B0 B0", "and backward once"),
             ("F0 B1 F1 B0", "B1 comes before F1"),
+            ("F1+0 B0+1", "in their order"),
+            ("F0+ B0 F1 B1", "'F0\\+' is no turn"),
         ):
             with self.assertRaisesRegex(ValueError, words):
                 _turns.order_of(turns, 2)

@@ -104,12 +104,44 @@ class Observed(unittest.TestCase):
         check([2, 4], tokens, cu_seqlens=ends)
         check([2, 4], {"input_ids": tokens, "cu_seq_lens_q": ends})
         check([2, 4], packed_seq_params=type("PackedSeqParams", (), {"cu_seqlens_q": ends}))
+        # Documents of 0 rows, and room that the batch did not need.
+        check([2, 4], tokens, cu_seqlens=torch.tensor([0, 0, 2, 2, 6, 6, 6]))
+        check([], tokens, cu_seqlens=torch.tensor([0, 0]))
+        with self.assertRaisesRegex(ValueError, "each number is higher"):
+            documents_of((tokens,), {"cu_seqlens": torch.tensor([0, 4, 2])})()
         check([3, 3], tokens)
         check([1, 2, 3], tokens, positions=torch.tensor([[0, 0, 1], [0, 1, 2]]))
         check([3, 3], input_ids=tokens, position_ids=torch.tensor([[0, 1, 2]]))
         check([2, 3], input_ids=tokens, attention_mask=torch.tensor([[1, 1, 0], [1, 1, 1]]))
         with self.assertRaisesRegex(ValueError, "give `layout`"):
             documents_of((), {"pixels": tokens})
+
+    def test_a_job_goes_on_whatever_its_observer_meets(self) -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+        def observed(layouts: list, **more: Any) -> str:
+            observer, said = None, io.StringIO()
+            with contextlib.redirect_stderr(said):
+                observer = cadre.observe(model, self.folder, shape=cadre.Shape(4, 2, 64, ("causal",)), **more)
+                for it in layouts:
+                    model(it).sum().backward()
+                    optimizer.step()
+                observer.close()
+            return said.getvalue()
+
+        def layout(rows: torch.Tensor) -> list[int]:
+            return [4, 3 // (len(rows) - 4)]
+
+        rows = [torch.ones(it, 4) for it in (5, 4, 7, 4)]
+        said = observed(rows, layout=layout)
+        self.assertEqual([it["documents"] for it in self.lines()[1:]], [[[4, 3]], [[4, 1]]])
+        self.assertEqual(said.count("\n"), 1, said)
+        self.assertIn("step 1 is not logged, nor any other whose documents are not known: ZeroDivisionError", said)
+        full = self.folder / "rank-1.jsonl"
+        full.symlink_to("/dev/full")
+        said = observed(rows, ranks=(1, 2), layout=len)
+        self.assertEqual(said.count(f"{full} takes no more lines"), 1, said)
 
     def test_a_model_of_ones_own_says_its_shape_and_its_documents(self) -> None:
         model = nn.Linear(4, 4)

@@ -3,8 +3,10 @@
 import unittest
 
 import cadre
+import cadre.transformers
 import torch
-from cadre import _native
+from cadre import _job, _layout, _native
+from test_transformers import llama
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
@@ -178,6 +180,32 @@ class Operators(unittest.TestCase):
             self.assertEqual(call(q, k.bfloat16(), v).dtype, torch.bfloat16)
         with self.assertRaisesRegex(NotImplementedError, "q is on meta; rows lie on the CPU or on a GPU"):
             call(*(it.to("meta") for it in rows()))
+
+    def test_the_default_device_changes_nothing(self) -> None:
+        q, k, v = rows()
+        batch = [it[:160].unflatten(0, (2, 80)) for it in (q, k, v)]
+        document, model = torch.arange(5), llama()
+        model.model.embed_tokens.requires_grad_(False)
+
+        def results() -> list[torch.Tensor]:
+            o, lse, _ = call(q, k, v, return_attn_probs=True)
+            ticket = torch.ops.cadre.attention(q, k, v, CU_SEQLENS, None, "causal", None)[2]
+            twice = torch.autograd.grad(o.sum() + lse.sum(), (q, k, v), create_graph=True)
+            compiled = torch.compile(lambda: call(q * 2, k, v), backend="aot_eager", fullgraph=True)()
+            heads = (it.transpose(1, 2) for it in batch)
+            batches = cadre.flash_attn_func(*batch), cadre.transformers.attention(None, *heads, None)[0]
+            packed = vars(cadre.pack([document], rank=0, ranks=1)).values()
+            self.assertEqual(_layout.lengths_of({"cu_seqlens": [0, 3, 8]}), [3, 5])
+            _layout.name_layers(model)
+            _job.with_frozen(model, cadre.Shape.of(model))
+            found = (o, lse, ticket, *twice, compiled, *batches, *packed, model.model.layers[1].self_attn.cadre_layer)
+            return [it for it in found if isinstance(it, torch.Tensor)]
+
+        expected = results()
+        self.addCleanup(torch.set_default_device, None)
+        torch.set_default_device("meta")
+        for one, other in zip(expected, results(), strict=True):
+            self.assertTrue(torch.equal(one, other))
 
     def test_the_native_half_refuses_memory_that_it_cannot_use(self) -> None:
         q, k, v = (it.detach() for it in rows())

@@ -33,7 +33,7 @@ sys.path.insert(0, str(EXAMPLES))
 import pytorch_plain  # noqa: E402
 from pytorch_books import packed  # noqa: E402
 from pytorch_hybrid import documents, hybrid  # noqa: E402
-from pytorch_llama import llama  # noqa: E402
+from pytorch_models import llama  # noqa: E402
 
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
 TOKENS = 512
@@ -41,7 +41,7 @@ TOKENS = 512
 
 def manifest(
     *arguments: str,
-    wire: str = "F32",
+    wire: str | None = "F32",
     program: str = sys.executable,
     script: Path = HERE / "rank.py",
     servers: int = 2,
@@ -146,7 +146,7 @@ class Ranks(RealProcesses):
         case = cls()
         case.setUp()
         cls.addClassCleanup(case.doCleanups)
-        out = case.complete(manifest(f"--recompute={','.join(RECOMPUTES)}", servers=3))
+        out = case.complete(manifest(f"--recompute={','.join(RECOMPUTES)}", "--exchange=auto", servers=3))
         cls.calm, cls.out = results(out), out
 
     def compare(self, out: Path, *, but: tuple[str, ...] = (), frozen: int = 0) -> None:
@@ -187,10 +187,19 @@ class Ranks(RealProcesses):
         both = ("--fault", "kill-server:0@1:fwd", "--fault", "kill-server:1@1:fwd")
         # One layer; all of them, a step that is forward alone.
         for frozen, faults in ((1, ("--fault", "kill-server:0@1:fwd")), (3, both)):
-            self.compare(self.complete(manifest(f"--frozen={frozen}", servers=3), *faults), frozen=frozen)
+            # By the way that the job says, which the ranks look at.
+            text = manifest(f"--frozen={frozen}", "--exchange=tcp", servers=3)
+            self.compare(self.complete(text, "--exchange=tcp", *faults), frozen=frozen)
 
     def test_rows_are_rounded_in_this_process_as_on_a_wire_of_bf16(self) -> None:
         self.complete(manifest("--dtype=float32,bfloat16", "--bound=2e-2", wire="Bf16"))
+
+    def test_rows_travel_in_their_own_type_where_the_job_says_none(self) -> None:
+        own = ("--dtype=bfloat16", "--bound=2e-2")
+        self.complete(manifest(*own, "--rows=bfloat16,bfloat16", wire=None))
+        code, said, _ = self.run_job(manifest(*own, "--rows=bfloat16,float32", wire=None))
+        self.assertEqual(code, 2, said)
+        self.assertIn("rank 1 joined with rows of F32, step 0 has Bf16 on the wire; give every rank the same", said)
 
     def test_an_exception_in_a_rank_ends_the_job_with_its_words(self) -> None:
         early = "0 of 3 forward phases and 0 of 3 backward phases were called"
@@ -216,6 +225,9 @@ class Ranks(RealProcesses):
         code, said, _ = run("end")
         self.assertEqual(code, 3, said)
         self.assertIn(found, said)
+
+    def test_two_micro_batches_at_once_train_to_the_bits_of_one_after_the_other(self) -> None:
+        self.complete(manifest(script=HERE / "together_rank.py", servers=3), "--fault", "kill-server:0@4:bwd")
 
     def test_a_rank_may_have_no_documents_of_a_micro_batch(self) -> None:
         for turns, fault in ((1, "kill-server:0@1:fwd"), (2, "kill-server:1@2:bwd")):

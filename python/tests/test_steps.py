@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from unittest import mock
 
 import cadre
+import numpy
 import torch
 from alone import Alone
 from cadre import _check, _job, _kept, _layout, _step
@@ -40,6 +41,17 @@ class Documents(Alone):
             self.assertTrue(torch.equal(attend(rows(), torch.tensor([0, ROWS])), whole))
         # Without local() they are.
         self.assertTrue(torch.equal(attend(rows()), attend(rows(), ENDS)))
+
+    def test_tensors_are_layouts_and_their_numbers_are_lengths(self) -> None:
+        self.join()
+        for layouts, micro_batches in (
+            ([torch.tensor([3]), torch.tensor([5])], [[3], [5]]),
+            ([numpy.array([3, 5]), [ROWS], range(4, 5)], [[3, 5], [ROWS], [4]]),
+            (torch.tensor([3, 5]), [[3, 5]]),
+            (list(torch.tensor([3, 5])), [[3, 5]]),
+        ):
+            found = _job.current().stretches(layouts)
+            self.assertEqual([[it.rows for it in of] for of in found], micro_batches)
 
     def test_micro_batches_have_documents_of_their_own(self) -> None:
         self.join()
@@ -85,8 +97,11 @@ class Documents(Alone):
     def test_cu_seqlens_rise_in_one_dimension(self) -> None:
         for ends, words in (
             ([[0, 3, 8]], r"is \(1, 3\)"),
-            ([0, 3, 3, 8], r"is \[0, 3, 3, 8\]; it begins with 0"),
-            ([0, 5, 3, 8], "it begins with 0"),
+            (
+                [0, 3, 3, 8],
+                r"is \[0, 3, 3, 8\]; it begins with 0 .*; take documents of 0 rows out, as torch.unique_cons",
+            ),
+            ([0, 5, 3, 8], "each number is higher than the one before$"),
             ([3, 8], "it begins with 0"),
             ([0.0, 8.0], "integers"),
         ):

@@ -93,6 +93,11 @@ class Swaps(unittest.TestCase):
         o, lse = call(window_size=(5, 0), return_aux=varlen.AuxRequest(lse=True))
         self.alike(o.unflatten(0, (BATCH, ROWS)), near, rows)
         self.assertEqual(lse.shape, (4, BATCH * ROWS))
+        # As torch 2.10 has it: by position, without a window, and heads are not asked for.
+        old = cadre.varlen_attn(*packed, ENDS, ENDS, ROWS, ROWS, True, varlen.AuxRequest(lse=True))
+        self.alike(old[0].unflatten(0, (BATCH, ROWS)), of_torch(*rows, is_causal=True), rows)
+        full = cadre.varlen_attn(*packed, ENDS, ENDS, ROWS, ROWS, is_causal=False)
+        self.alike(full.unflatten(0, (BATCH, ROWS)), of_torch(*rows), rows)
         for more, error, words in (
             ({"window_size": (-1, 3)}, NotImplementedError, "window_size"),
             ({"block_table": ENDS}, NotImplementedError, "block_table is a tensor"),

@@ -14,6 +14,7 @@ from cadre._attention import attend
 from cadre._layout import name_layers
 from cadre._observe import layers_of
 from torch._dynamo.utils import counters
+from torch._subclasses import FakeTensorMode
 from transformers import (
     BertConfig,
     BertModel,
@@ -192,8 +193,9 @@ def by_number(*given: Any, layer: int, **more: Any) -> Any:
 
 class Frozen(unittest.TestCase):
     def test_first_layers_before_which_nothing_is_trained_have_no_backward(self) -> None:
-        def frozen(trained: tuple[str, ...], prepare=lambda _: None) -> int:
-            model = llama().train()
+        def frozen(trained: tuple[str, ...], prepare=lambda _: None, device: str = "cpu") -> int:
+            with torch.device(device):
+                model = llama().train()
             for name, it in model.named_parameters():
                 it.requires_grad_(any(part in name for part in trained))
             prepare(model)
@@ -209,6 +211,9 @@ class Frozen(unittest.TestCase):
         self.assertEqual(frozen(("lm_head",)), 2)
         # Transformers gives the first layer's inputs a gradient then.
         self.assertEqual(frozen(("lm_head",), lambda it: it.gradient_checkpointing_enable()), 0)
+        # Tokens go where the embedding is.
+        with FakeTensorMode():
+            self.assertEqual(frozen(("layers.1", "model.norm"), device="cuda"), 1)
         with self.assertRaisesRegex(NotImplementedError, "on the meta device and partly frozen"):
             frozen(("lm_head",), lambda it: it.to("meta"))
 

@@ -224,16 +224,21 @@ impl Processes {
             command.args(["launch", "--", first]);
         }
         command.args(rest).args(container.args.iter().flatten());
+        // Only the job sets these variables. Those of the user's shell must not reach the worker.
+        for name in [
+            contract::CADRE_PROFILE,
+            contract::CADRE_TOLERANCE,
+            contract::CADRE_CODES,
+            contract::CADRE_EXCHANGE,
+        ] {
+            command.env_remove(name);
+        }
         for variable in container.env.iter().flatten() {
             if let Some(value) = &variable.value
                 && !contract::is_reserved(&variable.name)
             {
                 command.env(&variable.name, value);
             }
-        }
-        // Only the job sets these variables. Those of the user's shell must not reach the worker.
-        for name in [contract::CADRE_PROFILE, contract::CADRE_TOLERANCE, contract::CADRE_CODES] {
-            command.env_remove(name);
         }
         command.envs(self.shared.iter().map(|(name, value)| (name, value)));
         let role = match worker.role {

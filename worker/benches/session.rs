@@ -76,8 +76,8 @@ fn phases(rows: u32) -> (Vec<f64>, Vec<f64>) {
     let compute =
         Compute::new(AtOnce::new(Engine::cpu(Threads::ONE)), "main", handle.clone(), Tracer::off());
     let planned = planned(rows);
-    let Header { layers, seed, .. } = planned.header.as_ref().clone();
-    let begins = (Model { layers, seed }, 0, None);
+    let Header { layers, seed, wire, .. } = planned.header.as_ref().clone();
+    let begins = (Model { layers, seed, wire }, 0, None);
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Host; 2];
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());

@@ -41,6 +41,7 @@ pub fn main() -> Result<ExitCode, Box<dyn std::error::Error>> {
             layers: Layers::new(LAYERS)?,
             kv_heads: KvHeads::Apart,
             steps: Some(STEPS),
+            wire: None,
             seed: 0,
             engine: EngineChoice::Cpu,
             gpu: None,

@@ -3,10 +3,12 @@
 //! In: a job, and what its trainers and servers say. Out: a refusal with field and remedy, or nothing. Only Cadre's own trainer and
 //! server are known.
 
+use cadre_crds::contract::CADRE_EXCHANGE;
 use cadre_crds::validate::Refusal;
 use cadre_crds::{Encryption, TrainingJob, Wire};
 use cadre_kernels::is_gpu_head_dim;
 use cadre_trainer::model::Design;
+use clap::ValueEnum;
 
 use crate::arguments::{ServeOptions, TrainOptions};
 use crate::choices::{EngineChoice, ExchangeChoice};
@@ -38,7 +40,12 @@ pub(super) fn check_exchange(
     let refuse = |field: &str, problem: &str, remedy: &str| {
         Err(Refusal { field: field.into(), problem: problem.into(), remedy: remedy.into() })
     };
-    let chosen = [trainer.map(|it| it.process.exchange), server.map(|it| it.process.exchange)];
+    let of_trainers = match trainer {
+        Some(trainer) => trainer.process.exchange,
+        None => of_another(job)?,
+    };
+    let of_servers = server.map(|it| it.process.exchange);
+    let chosen = [Some(of_trainers), of_servers];
     if chosen.contains(&Some(ExchangeChoice::Ucx))
         && job.spec.attention.encryption == Some(Encryption::Required)
     {
@@ -46,20 +53,17 @@ pub(super) fn check_exchange(
             "is ucx, which sends rows in the clear, and spec.attention.encryption is Required";
         return refuse("--exchange", problem, "say encryption: Tcp there, or --exchange=auto");
     }
-    let Some(trainer) = trainer else {
-        if server.is_some_and(|it| it.process.exchange == ExchangeChoice::Node) {
-            let problem = "is node for servers, and a trainer other than cadre train has its rows on the host";
-            return refuse("--exchange", problem, "say --exchange=auto in their arguments");
-        }
-        return Ok(());
-    };
-    let of_trainers = trainer.process.exchange;
-    let of_servers = server.map(|it| it.process.exchange);
+    if trainer.is_none() && chosen.contains(&Some(ExchangeChoice::Node)) {
+        let problem =
+            "is node, and a trainer other than cadre train has its rows where the host reads them";
+        return refuse("--exchange", problem, "say auto for trainers and servers");
+    }
     if let Some(of_servers) = of_servers.filter(|it| !go_together(*it, of_trainers)) {
         let (of_trainers, of_servers) = (name(of_trainers), name(of_servers));
         let problem = format!("is {of_trainers} for trainers, {of_servers} for servers");
         return refuse("--exchange", &problem, "say the same in both, or to `cadre run`");
     }
+    let Some(trainer) = trainer else { return Ok(()) };
     if of_trainers != ExchangeChoice::Node {
         return Ok(());
     }
@@ -101,8 +105,22 @@ pub(super) fn check_exchange(
     Ok(())
 }
 
+/// What the environment of a trainer says that is another program than `cadre train`.
+fn of_another(job: &TrainingJob) -> Result<ExchangeChoice, Refusal> {
+    let containers = job.spec.template.spec.iter().flat_map(|it| &it.containers);
+    let mut variables = containers.take(1).flat_map(|it| it.env.iter().flatten());
+    let told = variables.find(|it| it.name == CADRE_EXCHANGE).and_then(|it| it.value.as_deref());
+    let Some(told) = told else { return Ok(ExchangeChoice::Auto) };
+    ExchangeChoice::from_str(told, false).map_err(|_| Refusal {
+        field: CADRE_EXCHANGE.into(),
+        problem: format!("is {told}"),
+        remedy: "write auto, tcp, shm or ucx".into(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
+    use cadre_crds::k8s_openapi::api::core::v1::EnvVar;
     use cadre_crds::manifest::{Source, parse};
 
     use super::super::merge;
@@ -142,6 +160,30 @@ mod tests {
             "--exchange is ucx, which sends rows in the clear, and spec.attention.encryption is Required; say encryption: Tcp \
              there, or --exchange=auto"
         );
+    }
+
+    #[test]
+    fn a_trainer_of_another_program_says_its_exchange_in_its_environment() {
+        let with = |way: &str| {
+            let mut job = job();
+            let container = &mut job.spec.template.spec.as_mut().unwrap().containers[0];
+            let (name, value) = (CADRE_EXCHANGE.into(), Some(way.into()));
+            container.env = Some(vec![EnvVar { name, value, value_from: None }]);
+            job
+        };
+        for (trainers, servers, refusal) in [
+            ("tcp", "tcp", ""),
+            ("tcp", "auto", ""),
+            ("auto", "shm", ""),
+            ("tcp", "shm", "--exchange is tcp for trainers, shm for servers; say the same"),
+            ("node", "auto", "--exchange is node, and a trainer other than cadre train has"),
+            ("rdma", "auto", "CADRE_EXCHANGE is rdma; write auto, tcp, shm or ucx"),
+        ] {
+            let server = server(&format!("--exchange={servers}"));
+            let found = check_exchange(&with(trainers), None, Some(&server));
+            let said = found.err().map(|it| it.to_string()).unwrap_or_default();
+            assert!(said.starts_with(refusal) && said.is_empty() == refusal.is_empty(), "{said}");
+        }
     }
 
     #[test]

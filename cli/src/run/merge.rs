@@ -4,10 +4,10 @@
 //! mean, read by the rules of `cadre train` itself. A wrong argument is refused with its container.
 //!
 //! Only Cadre's own trainer and server are known. What the arguments of another trainer mean is its own affair, so options
-//! that `cadre train` would be given are refused with it.
+//! that `cadre train` would be given are refused with it; how its rows move goes into its environment.
 
-use cadre_crds::contract::{SERVER_CONTAINER, TRAINER_CONTAINER};
-use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, PodTemplateSpec};
+use cadre_crds::contract::{CADRE_EXCHANGE, SERVER_CONTAINER, TRAINER_CONTAINER};
+use cadre_crds::k8s_openapi::api::core::v1::{Container as PodContainer, EnvVar, PodTemplateSpec};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_supervisor::launcher;
@@ -40,6 +40,12 @@ pub(super) fn trainer(
     let container = only(&mut job.spec.template);
     if let Some(program) = container.command.iter().flatten().next().filter(|it| *it != "cadre") {
         another(program, options)?;
+        if let Some(exchange) = options.exchange {
+            let env = container.env.get_or_insert_default();
+            env.retain(|it| it.name != CADRE_EXCHANGE);
+            let value = Some(name(exchange).to_owned());
+            env.push(EnvVar { name: CADRE_EXCHANGE.into(), value, value_from: None });
+        }
         return match launcher::refused(container) {
             None => Ok(None),
             Some((problem, remedy)) => {
@@ -141,6 +147,13 @@ fn only(template: &mut PodTemplateSpec) -> &mut PodContainer {
 
 /// Arguments behind `cadre train` or `cadre serve`, which may begin in `command`.
 fn own_arguments(container: &mut PodContainer, subcommand: &str) -> Result<Vec<String>, Refusal> {
+    if container.env.iter().flatten().any(|it| it.name == CADRE_EXCHANGE) {
+        return Err(Refusal {
+            field: format!("{CONTAINER}.env"),
+            problem: format!("sets {CADRE_EXCHANGE}, which is for ranks of other programs"),
+            remedy: format!("say --exchange in the arguments of cadre {subcommand}"),
+        });
+    }
     let args = container.args.clone().unwrap_or_default();
     let command = container.command.clone().unwrap_or_default();
     match command.as_slice() {
@@ -229,6 +242,15 @@ mod tests {
         let mut job = manifests("command: [python, train.py], args: [--steps=9]").job;
         assert_eq!(trainer(&mut job, &options(&["--trace=t"])).expect("all is well"), None);
         assert_eq!(only(&mut job.spec.template).args.as_deref().unwrap(), ["--steps=9"]);
+        assert_eq!(only(&mut job.spec.template).env, None);
+        // The option wins over the manifest.
+        for way in ["tcp", "shm"] {
+            let option = format!("--exchange={way}");
+            assert_eq!(trainer(&mut job, &options(&[&option])).expect("all is well"), None);
+            let env = only(&mut job.spec.template).env.as_deref().unwrap();
+            assert_eq!((env.len(), env[0].name.as_str()), (1, "CADRE_EXCHANGE"));
+            assert_eq!(env[0].value.as_deref(), Some(way));
+        }
         for (option, expected) in [
             ("--steps=2", "say it in the arguments of its container"),
             ("--seed=2", "say it in the arguments of its container"),
@@ -272,6 +294,11 @@ mod tests {
                 "command: [cadre, train], args: [--data=a, --steps=1, --model=tiny, '--layers=full,full,window:8']",
                 "spec.template.spec.containers[0].args are not understood: --layers: the pattern full,full,window:8 has \
                  3 layers, more than the 2 of the model; leave out those beyond, or take a larger model; correct them",
+            ),
+            (
+                "command: [cadre, train], env: [{name: CADRE_EXCHANGE, value: tcp}]",
+                "spec.template.spec.containers[0].env sets CADRE_EXCHANGE, which is for ranks of other programs; say \
+                 --exchange in the arguments of cadre train",
             ),
             (
                 "command: [cadre, train], args: [--stepz=1]",

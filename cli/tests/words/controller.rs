@@ -208,6 +208,7 @@ impl Job {
             trainers: TRAINERS,
             attention: AttentionPlace::Pool,
             wire: cadre_crds::Wire::F32,
+            wire_is_open: Some(false),
             reproducible: true,
             encryption: cadre_crds::Encryption::Off,
             on_pool_loss: cadre_crds::OnPoolLoss::Wait,

@@ -11,6 +11,7 @@ fn settings() -> Settings {
         trainers: 3,
         attention: AttentionPlace::Local,
         wire: Wire::Bf16,
+        wire_is_open: Some(false),
         reproducible: true,
         encryption: Encryption::Required,
         on_pool_loss: OnPoolLoss::Fail,
@@ -107,7 +108,19 @@ fn workers_of_the_version_before_have_profile_and_tolerance_from_their_environme
     let text = settings().to_text(CONTROL_VERSION - 1).unwrap();
     assert!(!text.contains("profile") && !text.contains("tolerance"), "{text}");
     let read = Settings::parse(&text, CONTROL_VERSION - 1).unwrap();
-    assert_eq!(read, Settings { profile: None, tolerance: None, ..settings() });
+    let before = Settings { profile: None, tolerance: None, wire_is_open: None, ..settings() };
+    assert_eq!(read, before);
+}
+
+#[test]
+fn rows_of_the_ranks_say_the_type_on_the_wire_only_where_no_manifest_does() {
+    for (wire_is_open, expected) in
+        [(Some(true), Wire::F32), (Some(false), Wire::Bf16), (None, Wire::Bf16)]
+    {
+        let settings = Settings { wire_is_open, ..settings() };
+        assert_eq!(settings.wire_of(Some(Wire::F32)), expected, "{wire_is_open:?}");
+        assert_eq!(settings.wire_of(None), Wire::Bf16);
+    }
 }
 
 #[test]

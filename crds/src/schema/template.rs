@@ -10,7 +10,7 @@
 use schemars::{Schema, json_schema};
 use serde_json::{Value, json};
 
-use crate::contract::{CADRE_PREFIX, RESERVED};
+use crate::contract::{CADRE_EXCHANGE, CADRE_PREFIX, RESERVED};
 
 /// How the API server writes that a quantity is one.
 const QUANTITY: &str = "^(\\+|-)?(([0-9]+(\\.[0-9]*)?)|(\\.[0-9]+))(([KMGTPE]i)|[numkMGTPE]|([eE](\\+|-)?(([0-9]+(\\.[0-9]*)?)|(\\.[0-9]+))))?$";
@@ -95,7 +95,9 @@ fn variable() -> Value {
     let reserved: Vec<_> = RESERVED.iter().map(|it| format!("'{it}'")).collect();
     let reserved = reserved.join(", ");
     let ours = json!({
-        "rule": format!("!self.name.startsWith('{CADRE_PREFIX}') && !(self.name in [{reserved}])"),
+        "rule": format!(
+            "self.name == '{CADRE_EXCHANGE}' || !self.name.startsWith('{CADRE_PREFIX}') && !(self.name in [{reserved}])"
+        ),
         "message": "Cadre sets this variable itself; remove it",
     });
     let mut variable = open(

@@ -73,6 +73,7 @@ fn join(layers: Layers, steps: u64) -> Join<'static> {
         layers,
         kv_heads: KvHeads::Apart,
         steps: Some(steps),
+        wire: None,
         seed: 0,
         engine: Choice::Cpu,
         gpu: None,
@@ -243,6 +244,11 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             "heads",
             "rank 1: its layers are 1 × causal heads 2/1 dim 8, 1 × causal heads 4/2 dim 8, those of step 0 are \
              2 × causal heads 2/1 dim 8; give every rank the same model",
+        ),
+        (
+            "wire",
+            "rank 1 joined with rows of Bf16, step 0 has F32 on the wire; give every rank the same type, or set \
+             spec.attention.wire",
         ),
         ("seed", "rank 1 has the seed 1, step 0 the seed 0; give every rank the same"),
         (

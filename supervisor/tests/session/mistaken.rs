@@ -7,6 +7,7 @@ use std::process::{Command, ExitCode};
 use std::time::Duration;
 
 use cadre_control::proto::finished::Outcome as Kind;
+use cadre_crds::Wire;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::ExchangeChoice;
 use cadre_worker::session::{
@@ -35,6 +36,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let join = || Join {
         exchange: if on_gpu { ExchangeChoice::Node } else { ExchangeChoice::Tcp },
         seed: u64::from(mistake == "seed") * u64::from(contract.me.index),
+        wire: (mistake == "wire" && contract.me.index == 1).then_some(Wire::Bf16),
         ..super::join(
             layers.clone(),
             if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 },

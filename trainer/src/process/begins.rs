@@ -46,6 +46,7 @@ pub(super) fn refused(contract: &Contract, resume: Option<&Path>, why: &Checkpoi
 mod tests {
     use std::fs::create_dir_all;
 
+    use cadre_worker::ExchangeChoice;
     use cadre_worker::session::{Endpoint, Tolerance, links::PeerId};
 
     use super::*;
@@ -64,6 +65,7 @@ mod tests {
                 trainers: 1,
                 local_rank: 0,
                 memory_mib: 1,
+                exchange: ExchangeChoice::Auto,
                 profile: None,
                 tolerance: Tolerance::USUAL,
                 checkpoints: path("own"),

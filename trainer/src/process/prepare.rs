@@ -104,6 +104,7 @@ impl Process {
             layers: stack.core().clone(),
             kv_heads: args.kv_heads,
             steps: Some(args.steps.get()),
+            wire: None,
             seed: args.seed,
             engine: args.engine,
             gpu: args.gpu,

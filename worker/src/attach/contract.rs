@@ -37,6 +37,8 @@ pub struct Contract {
     pub local_rank: u16,
     /// Memory of a trainer for rows of others, in MiB.
     pub memory_mib: u32,
+    /// How rows of a rank move, where its program does not say it.
+    pub exchange: Choice,
     /// Calibration that plans are made with, where the settings leave it to the environment.
     pub profile: Option<String>,
     /// How uneven plans may be, where the settings leave it to the environment.
@@ -99,6 +101,7 @@ impl Contract {
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
             local_rank: assumed(contract::LOCAL_RANK, 0, is_plain)?,
             memory_mib: assumed(contract::CADRE_MEMORY_MIB, memory_mib, is_plain)?,
+            exchange: exchange()?,
             profile: std::env::var(contract::CADRE_PROFILE).ok(),
             tolerance: assumed(contract::CADRE_TOLERANCE, tolerance, is_plain)?,
             // Under `cadre run` the settings name it.
@@ -233,6 +236,22 @@ fn assumed<T: FromStr + Display>(
     Ok(said.unwrap_or(value))
 }
 
+/// How rows move that lie on the host.
+fn exchange() -> Result<Choice, Error> {
+    let variable = contract::CADRE_EXCHANGE;
+    let Ok(value) = std::env::var(variable) else { return Ok(Choice::Auto) };
+    match value.as_str() {
+        "auto" => Ok(Choice::Auto),
+        "tcp" => Ok(Choice::Tcp),
+        "shm" => Ok(Choice::Shared),
+        "ucx" => Ok(Choice::Ucx),
+        _ => {
+            let expected = "way of rows on the host; write auto, tcp, shm or ucx";
+            Err(Error::Malformed { variable, value, expected })
+        }
+    }
+}
+
 /// A variable that may be left out.
 fn optional<T: FromStr>(name: &'static str) -> Result<Option<T>, Error> {
     let Ok(value) = std::env::var(name) else { return Ok(None) };
@@ -260,6 +279,7 @@ mod tests {
             trainers: 0,
             local_rank: 0,
             memory_mib: 1,
+            exchange: Choice::Auto,
             profile: None,
             tolerance: Tolerance::USUAL,
             checkpoints: PathBuf::new(),

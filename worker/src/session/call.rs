@@ -305,6 +305,21 @@ pub enum Error {
         /// What rank 0 has, in the header.
         job: u64,
     },
+    /// A step of a job whose rows have another type on the wire.
+    #[error(
+        "rank {rank} joined with rows of {own:?}, step {step} has {job:?} on the wire; give every rank the same type, or set \
+         spec.attention.wire"
+    )]
+    Wire {
+        /// Whose rows differ.
+        rank: u16,
+        /// The step.
+        step: u64,
+        /// What the rank has.
+        own: Wire,
+        /// What rank 0 has, in the header.
+        job: Wire,
+    },
     /// A result holds NaN or infinity.
     #[error("rank {rank}, {phase}: {source}; look at its inputs first")]
     NotFinite {
@@ -343,6 +358,7 @@ impl Error {
             | Self::Lent { .. }
             | Self::Turns { .. }
             | Self::Layers { .. }
+            | Self::Wire { .. }
             | Self::Seed { .. } => true,
             Self::Thread { .. }
             | Self::NotFinite { .. }

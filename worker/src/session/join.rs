@@ -51,6 +51,9 @@ pub struct Join<'a> {
     pub kv_heads: KvHeads,
     /// Steps of the job, if they are known: [`Rank::announce_end`] tells them later else.
     pub steps: Option<u64>,
+    /// The type of its rows, the same for every rank: the job's rows have it on the wire where no manifest says their type. None:
+    /// they are f32 then.
+    pub wire: Option<Wire>,
     /// Of weights and data; the same for every rank, recorded in the headers.
     pub seed: u64,
     /// What computes core attention in place.
@@ -167,7 +170,8 @@ impl Session {
         Attached { provider, joined: attached }: Attached<P>,
         (mut join, once): (Join<'_>, Once),
     ) -> Result<Self, JoinError> {
-        let Joined { greeter, sender, receiver, settings, tracer, conductor } = attached;
+        let Joined { greeter, sender, receiver, mut settings, tracer, conductor } = attached;
+        settings.wire = settings.wire_of(join.wire);
         let rank = contract.me.index;
         let first = std::mem::replace(&mut join.first, Box::new(|_, _| Ok(0)));
         let first = first(&settings, &engine);
@@ -241,7 +245,7 @@ impl Session {
         Once::joined(handle.line());
         let compute = Compute::new(launcher, "main", handle.clone(), tracer.clone());
         let using = (compute, join.threads);
-        let model = Model { layers: join.layers, seed: join.seed };
+        let model = Model { layers: join.layers, seed: join.seed, wire: settings.wire };
         let begins = (model, first, join.steps);
         let rank = Rank::new(me, (handle, told), using, [place, upload], begins, tracer);
         let (pod, io, busy) = (contract.is_pod(), Some(io), BusyTold::default());

@@ -35,6 +35,7 @@ mod leave;
 mod lent;
 mod lent_rows;
 mod merging;
+mod model;
 mod rank;
 mod rows;
 mod side;
@@ -60,7 +61,8 @@ pub use self::join_error::JoinError;
 use self::leave::BusyTold;
 pub use self::leave::{Outcome, Panicked};
 pub use self::lent_rows::{LentInputs, LentOutputs};
-pub use self::rank::{Model, Rank};
+pub use self::model::Model;
+pub use self::rank::Rank;
 pub use self::rows::{PerHead, PerHeadMut, Rows, RowsMut};
 
 // What calls take and give, wherever it is decided: a trainer names no other crate of the data plane, and nothing else of this one.

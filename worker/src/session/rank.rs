@@ -13,12 +13,11 @@ use cadre_kernels::Threads;
 use cadre_planner::RankId;
 use cadre_protocol::{At, Nanos, Peer, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
-use cadre_step::header::Header;
-use cadre_step::layers::Layers;
 use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 use cadre_step::planned::PlannedStep;
 
 use super::call::{Error, Inputs, Outputs, Sizes};
+use super::model::Model;
 use super::side::{Awaited, Keeping, Side};
 use super::turn::{OutOfTurn, Turn};
 use super::{Next, Ticket, lock};
@@ -32,15 +31,6 @@ use crate::trace::Tracer;
 
 /// Longest time that [`Rank::busy`] grants: the most that a job may give its trainers.
 const LONGEST_LEASE: Duration = Duration::from_hours(24);
-
-/// What every rank says alike of its model.
-#[derive(Clone, Debug, Eq, PartialEq)]
-pub struct Model {
-    /// As [`super::Join::layers`].
-    pub layers: Layers,
-    /// As [`super::Join::seed`].
-    pub seed: u64,
-}
 
 /// See the module. [`super::Session`] is one with its threads and its controller.
 pub struct Rank {
@@ -157,7 +147,7 @@ impl Rank {
 
     fn turn_to(&self, next: Next) -> Next {
         let Next::Step(planned) = &next else { return next };
-        if let Some(other) = self.differs(&planned.header) {
+        if let Some(other) = self.model.differs(self.me.0, &planned.header) {
             let reason = self.refuse(other).to_string();
             return Next::End(Ending::Failed { reason, bad_input: true });
         }
@@ -167,18 +157,6 @@ impl Rank {
         self.skip(turn.skip());
         drop(turn);
         next
-    }
-
-    /// What this rank says otherwise than rank 0 does in the header.
-    fn differs(&self, header: &Header) -> Option<Error> {
-        let (rank, step) = (self.me.0, header.step);
-        let Model { layers, seed } = &self.model;
-        if *layers != header.layers {
-            let (own, job) = (layers.to_string(), header.layers.to_string());
-            return Some(Error::Layers { rank, step, own, job });
-        }
-        let (own, job) = (*seed, header.seed);
-        (own != job).then_some(Error::Seed { rank, step, own, job })
     }
 
     /// Submits the phases up to the next one of which this rank has rows: others wait for its word of each, and nobody calls for

@@ -32,8 +32,8 @@ fn rank(first: u64) -> (Rank, Receiver<Asked<HostRows>>, Outlet<HostRows>) {
     let compute = Compute::new(launcher, "main", handle.clone(), Tracer::off());
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Host, Host];
-    let Header { layers, seed, .. } = planned(first).header.as_ref().clone();
-    let begins = (Model { layers, seed }, first, None);
+    let Header { layers, seed, wire, .. } = planned(first).header.as_ref().clone();
+    let begins = (Model { layers, seed, wire }, first, None);
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     (rank, requests, outlet)
 }

@@ -150,7 +150,7 @@ impl Process {
                 );
                 let (io, places) = ((handle.clone(), notices), [memory::Host; 2]);
                 let main = (compute("main"), Threads::ONE);
-                let model = Model { layers: job.layers.clone(), seed: job.seed };
+                let model = Model { layers: job.layers.clone(), seed: job.seed, wire: job.wire };
                 let begins = (model, 0, job.known_steps());
                 let own = Rank::new(me, io, main, places, begins, Tracer::off());
                 let (rescue, notices) = line();
@@ -305,6 +305,7 @@ fn told(job: &Job) -> Settings {
         trainers: job.trainers,
         attention: AttentionPlace::Pool,
         wire: job.wire,
+        wire_is_open: Some(false),
         reproducible: true,
         encryption: cadre_crds::Encryption::Off,
         on_pool_loss: cadre_crds::OnPoolLoss::Fail,

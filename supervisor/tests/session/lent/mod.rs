@@ -40,6 +40,7 @@ pub(crate) fn main(is_lent: bool) -> Result<ExitCode, Failure> {
             layers: Layers::new(LAYERS)?,
             kv_heads: KvHeads::Apart,
             steps: Some(STEPS),
+            wire: None,
             seed: 0,
             engine: Choice::Cpu,
             gpu: None,

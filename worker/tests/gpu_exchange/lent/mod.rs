@@ -102,8 +102,8 @@ impl<M: Memory> Side<M> {
         let launcher = M::Launcher::new(engine, place).expect("streams");
         let compute = Compute::new(launcher, "main", handle.clone(), Tracer::off());
         let places = [0; 2].map(|_| place.another().expect("a stream"));
-        let Header { layers, seed, .. } = planned.header.as_ref().clone();
-        let model = (Model { layers, seed }, 0, None);
+        let Header { layers, seed, wire, .. } = planned.header.as_ref().clone();
+        let model = (Model { layers, seed, wire }, 0, None);
         let using = (compute, Threads::ONE);
         let rank = Rank::new(TrainerId(0), (handle, told), using, places, model, Tracer::off());
         rank.announce(Lengths { step: 0, turns: None, nanos: Vec::new() }).expect("in turn");

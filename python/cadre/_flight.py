@@ -1,0 +1,149 @@
+"""Attention in two halves, with gradients: what one micro-batch has submitted travels while another one computes.
+
+In: rows of Q, K and V, then what `submit` returned. Out: O and LSE. In a backward they are halves, too: that of `wait`
+submits the gradients of O and LSE, that of `submit` waits for those of Q, K and V. Autograd goes through them in the
+reverse order of the forward, so that there, too, one travels while another one computes.
+
+Where no pool computes, `submit` computes.
+"""
+
+from itertools import accumulate
+
+import torch
+from torch import Tensor
+
+from . import _attention, _job, _kept, _layout, _local, _place
+from ._native import Ticket
+
+
+class InFlight:
+    """What `submit` returns, to be handed to `wait` once."""
+
+    def __init__(self, results: tuple[Tensor, ...] = (), step: int = -1, number: int = -1) -> None:
+        self.results = results
+        """What is there without waiting, or where results of the backward go."""
+        self.step, self.number = step, number
+        """The step, and the number of the phase in all steps."""
+        self.rows: tuple[Tensor, ...] = ()
+        """Q, K and V, until they are waited for."""
+        self.lent: _place.Behind | None = None
+        self.out: Ticket | None = None
+        """The session's ticket of the half that is out."""
+        self.token: Tensor | None = None
+        self.waited = False
+
+
+class _Submit(torch.autograd.Function):
+    """A token that stands for the phase: what `_Wait` makes of it depends on Q, K and V."""
+
+    @staticmethod
+    def forward(ctx, flight, job, phase, q, k, v):
+        ctx.flight, ctx.job = flight, job
+        flight.rows, flight.lent = tuple(it.detach() for it in (q, k, v)), _place.lent(q)
+        flight.out = job.session.submit(phase, tuple(_place.rows(it) for it in flight.rows), lent=flight.lent)
+        return torch.zeros((), device=q.device)
+
+    @staticmethod
+    def backward(ctx, _):
+        flight, job = ctx.flight, ctx.job
+        results, flight.results = flight.results, ()
+        job.not_finite.found(flight.step, job.session.wait(flight.out, *results, lent=flight.lent))
+        return None, None, None, *results
+
+
+class _Wait(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, flight, job, token):
+        ctx.flight, ctx.job, ctx.device = flight, job, token.device
+        rows, flight.rows = flight.rows, ()
+        o, lse = _place.room(rows[0].shape, rows[0]), _place.room(rows[0].shape[:2], rows[0], torch.float32)
+        job.not_finite.found(flight.step, job.session.wait(flight.out, o, lse, lent=flight.lent))
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*rows, o, lse)
+        return o, lse
+
+    @staticmethod
+    def backward(ctx, dout, dlse):
+        if torch.is_grad_enabled():
+            _attention.refuse_second_derivative()
+        flight, job = ctx.flight, ctx.job
+        *rows, o, lse = ctx.saved_tensors
+        dout = torch.zeros_like(o) if dout is None else dout
+        gradients = (_place.rows(o), lse.contiguous(), _place.rows(dout), None if dlse is None else dlse.contiguous())
+        job.check_process()
+        with job.turn:
+            step, at, layer = job.backward_phase(flight.number)
+            given = tuple(_place.rows(it) for it in rows)
+            flight.out = job.session.submit((at, layer), given, gradients, lent=flight.lent)
+            step.backward[at] += 1
+        flight.results = tuple(_place.room(it.shape, it) for it in rows)
+        return None, None, torch.zeros((), device=ctx.device)
+
+
+def submit(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens: Tensor | None = None,
+    *,
+    causal: bool = True,
+    window_size: tuple[int, int] = (-1, -1),
+    softmax_scale: float | None = None,
+    softcap: float = 0.0,
+    chunk: int | None = None,
+    micro_batch: int | None = None,
+) -> InFlight:
+    """Begins attention on packed rows, `[rows, heads, dim]`, of a micro-batch of the step (default: the current one).
+
+    In a step whose `turns` let micro-batches go through a layer together (`F0+1 B1+0`), each is submitted before the
+    first is waited for. The script calls the layers of each in their order, and one backward for all of them. Nothing
+    of it is for checkpoints and compiled code.
+    """
+    if torch.compiler.is_compiling():
+        raise NotImplementedError("cadre.submit is not for compiled code; compile what lies between submit and wait")
+    mask = _layout.mask_of(causal, window_size)
+    pool = _job.pooled()
+    if pool is None:
+        here = cu_seqlens is None and micro_batch is not None and not _local.under_local()
+        if here and (step := _job.running()):
+            cu_seqlens = torch.tensor(list(accumulate(step.lengths(micro_batch), initial=0)), device="cpu")
+        how = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+        return InFlight(_attention.attend(q, k, v, cu_seqlens, None, **how))
+    q, k, v = _place.checked(q, k, v)
+    _layout.check_ends(cu_seqlens=cu_seqlens)
+    job, step = pool
+    if (_kept.is_repeated() and step.backwards) or torch._C._current_graph_task_id() != -1:
+        raise NotImplementedError(
+            "cadre.submit in a checkpoint, or without gradients, is not there yet; checkpoint what lies between wait "
+            "and the next submit"
+        )
+    at = step.at if micro_batch is None else micro_batch
+    if not 0 <= at < len(step.layouts):
+        raise ValueError(f"{step.where(0)}: micro_batch is {at}, and the step has {len(step.layouts)}")
+    if not len(q) and not step.layouts[at]:
+        return InFlight((_place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32)))
+    lengths = None if cu_seqlens is None else _layout.differences("cu_seqlens", cu_seqlens)
+    kind = _layout.kind_of(q.shape[-1], mask, chunk, softmax_scale, softcap or None)
+    with job.turn:
+        if job.refuses_wider:
+            _place.refuse_wider(step.where(at), q, job.wire)
+        phase, _ = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], None, at)
+        flight = InFlight(step=step.number, number=step.ticket(*phase))
+        flight.token = _Submit.apply(flight, job, phase, q, k, v)
+        step.forward[at] += 1
+    return flight
+
+
+def wait(flight: InFlight) -> tuple[Tensor, Tensor]:
+    """O and LSE, `[rows, heads, dim]` and `[rows, heads]`, differentiable both."""
+    if not isinstance(flight, InFlight):
+        raise TypeError(f"wait: {type(flight).__name__} is not what cadre.submit returned")
+    if flight.waited:
+        raise ValueError("wait: it was waited for; submit again")
+    flight.waited = True
+    token, flight.token = flight.token, None
+    if token is None:
+        return flight.results
+    job = _job.current()
+    job.check_process()
+    return _Wait.apply(flight, job, token)

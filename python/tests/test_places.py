@@ -1,0 +1,139 @@
+"""Where attention is computed in a process that no job has started, in which threads, and of which type rows are."""
+
+import contextlib
+import contextvars
+import io
+import threading
+import unittest
+from types import SimpleNamespace
+from unittest import mock
+
+import cadre
+import torch
+from alone import Alone
+from cadre import _attention, _job, _layout, _local, _place
+
+
+class Nested(torch.autograd.Function):
+    """A backward that calls others, so many in one another; the innermost says where it is."""
+
+    @staticmethod
+    def forward(ctx, rows, depth, seen):
+        ctx.depth, ctx.seen = depth, seen
+        return rows.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        if ctx.depth:
+            nested(ctx.depth - 1, ctx.seen)
+        else:
+            ctx.seen.append((threading.get_ident(), _local.under_local(), _local.says_whole()))
+        return gradient, None, None
+
+
+def nested(depth: int, seen: list) -> None:
+    with torch.enable_grad():
+        Nested.apply(torch.ones(1, requires_grad=True), depth, seen).sum().backward()
+
+
+class Halves(Alone):
+    def test_without_a_pool_the_first_half_computes(self) -> None:
+        def rows() -> list[torch.Tensor]:
+            draw = torch.Generator().manual_seed(1)
+            return [torch.randn(8, 2, 8, generator=draw).requires_grad_() for _ in range(3)]
+
+        self.join()
+        cadre.begin_step([[3, 5], [8]], turns="F0+1 B1+0")
+        for at, ends in enumerate(([0, 3, 8], [0, 8])):
+            both = rows(), rows()
+            ends = torch.tensor(ends)
+            o, lse, _ = cadre.flash_attn_varlen_func(*both[0], ends, ends, 0, 0, causal=True, return_attn_probs=True)
+            flight = cadre.submit(*both[1], micro_batch=at)
+            found = cadre.wait(flight)
+            for results, given in (((o, lse.T), both[0]), (found, both[1])):
+                sum(it.square().sum() for it in results).backward()
+                given += [it.grad for it in given] + list(results)
+            for one, other in zip(*both, strict=True):
+                self.assertTrue(torch.equal(one, other))
+            with self.assertRaisesRegex(ValueError, "it was waited for; submit again"):
+                cadre.wait(flight)
+        with cadre.local(), self.assertRaisesRegex(ValueError, "under cadre.local.* pass cu_seqlens"):
+            cadre.submit(*rows(), micro_batch=0)
+        with self.assertRaisesRegex(TypeError, "tuple is not what cadre.submit returned"):
+            cadre.wait(found)
+        with self.assertRaisesRegex(Exception, "cadre.submit is not for compiled code"):
+            torch.compile(lambda *it: cadre.wait(cadre.submit(*it)), backend="eager", fullgraph=True)(*rows())
+
+
+class Places(unittest.TestCase):
+    def test_a_backward_in_a_thread_of_autograds_is_under_local_as_its_caller_is(self) -> None:
+        def innermost() -> tuple[bool, bool]:
+            # As deep as that, torch goes on in a thread of its own, as it does for a GPU.
+            nested(100, seen := [])
+            ((thread, *said),) = seen
+            self.assertNotEqual(thread, threading.get_ident())
+            return tuple(said)
+
+        other = contextvars.copy_context()
+        for _ in range(2):
+            self.assertEqual(innermost(), (False, False))
+            with cadre.local():
+                self.assertEqual(innermost(), (True, False))
+                with cadre.local(whole=True):
+                    self.assertEqual(innermost(), (True, True))
+                self.assertEqual(innermost(), (True, False))
+                # Another coroutine of this thread.
+                self.assertFalse(other.run(_local.under_local))
+
+    def test_rows_have_the_type_that_is_said_or_autocasts_or_the_parameters(self) -> None:
+        wide, narrow, none = (torch.nn.Linear(1, 1).to(it) for it in (torch.float32, torch.bfloat16, torch.float16))
+        for model, said, expected in (
+            (wide, None, torch.float32),
+            (narrow, None, torch.bfloat16),
+            (wide, torch.bfloat16, torch.bfloat16),
+            (none, None, None),
+            (cadre.Shape(2, 2, 8, ("causal",)), None, None),
+        ):
+            self.assertEqual(_layout.rows_of(model, said), expected)
+        with torch.autocast("cpu", torch.bfloat16):
+            self.assertEqual(_layout.rows_of(wide, None), torch.bfloat16)
+            self.assertEqual(_layout.rows_of(wide, torch.float32), torch.float32)
+        with self.assertRaisesRegex(
+            ValueError, "init: dtype is torch.float16; rows are torch.float32 or torch.bfloat16"
+        ):
+            _layout.rows_of(none, torch.float16)
+
+    def test_rows_of_a_gpu_that_go_to_the_cpu_are_told_of_once_with_the_remedy(self) -> None:
+        def call(dtype: torch.dtype, dim: int, number: int = 0) -> None:
+            q = SimpleNamespace(is_cuda=True, device=torch.device("cuda", number), dtype=dtype, shape=(8, 2, dim))
+            self.assertEqual(_attention._forward_here("causal", [8], q, q, q), "on the host")
+
+        said = io.StringIO()
+        _place._say_once.cache_clear()
+        with (
+            mock.patch.object(_place, "lent", lambda q: (q.device.index, 0)),
+            mock.patch.object(_place, "on_host", lambda *_: "on the host"),
+            mock.patch.object(_job, "_JOB", None),
+            contextlib.redirect_stderr(said),
+        ):
+            with mock.patch.object(_job, "_WATCHED", []):
+                call(torch.float32, 64)
+            for _ in range(2):
+                call(torch.float32, 64)
+                call(torch.bfloat16, 80, number=1)
+            with mock.patch.object(_job, "_JOB", SimpleNamespace(session=True, wire=torch.float32)):
+                call(torch.bfloat16, 64)
+        begin = "cadre: attention of tensors on GPU {} is computed on the CPU: its {}"
+        rows = "rows are torch.float32, and kernels of GPUs take bfloat16; use "
+        self.assertEqual(
+            said.getvalue().splitlines(),
+            [
+                begin.format(0, rows + "torch.autocast('cuda', torch.bfloat16), or such a model"),
+                begin.format(1, "head dim is 80; give the model one that kernels of GPUs have, 64, 128 or 256"),
+                begin.format(0, rows + "spec.attention.wire: Bf16"),
+            ],
+        )
+
+
+if __name__ == "__main__":
+    unittest.main()
