@@ -142,8 +142,8 @@ impl Server<'_> {
         ended.or(made).map_or(Timestamp::UNIX_EPOCH, |it| it.0)
     }
 
-    /// Nodes that a successor avoids. This server's node is among them if it failed there too often
-    /// or was quarantined there.
+    /// Nodes that a successor avoids, the newest last. This server's node is among them if it failed
+    /// there too often or was quarantined there.
     pub(crate) fn avoided(&self, pool: &AttentionPool) -> Vec<String> {
         let before = annotation(&self.pod.metadata, ANNOTATION_AVOID).unwrap_or_default();
         let mut nodes: Vec<String> =
@@ -151,8 +151,8 @@ impl Server<'_> {
         let quarantined = self.drain.as_ref().is_some_and(|it| it.reason == QUARANTINED);
         if (quarantined || self.failures() >= pool.spec.health.quarantine_after)
             && let Some(node) = self.node()
-            && !nodes.iter().any(|it| it == node)
         {
+            nodes.retain(|it| it != node);
             nodes.push(node.to_owned());
         }
         let many = nodes.len().saturating_sub(AVOIDED);
