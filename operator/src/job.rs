@@ -21,12 +21,14 @@ pub(crate) async fn reconcile(
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
     let prepared = issuer::bring(&context, object, &decision).await;
+    let renewal = prepared.as_ref().ok().copied().flatten();
+    let prepared = prepared.map(drop);
     let failed = apply::all(&context, object, decision.actions, prepared).await.err();
 
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::job(&context, object), failure);
     let Some(status) = job::status(&applied, now) else {
-        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), None, failed));
+        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), [None, renewal], failed));
     };
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
@@ -38,5 +40,5 @@ pub(crate) async fn reconcile(
     };
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
     let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
-    Ok(Looked::new(decision.again, context.recent_jobs.waits(), turn, failed))
+    Ok(Looked::new(decision.again, context.recent_jobs.waits(), [turn, renewal], failed))
 }

@@ -25,6 +25,8 @@ pub(crate) async fn reconcile(
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
     context.remember(&uid, Some(memory));
     let prepared = issuer::bring(&context, object, &decision).await;
+    let renewal = prepared.as_ref().ok().copied().flatten();
+    let prepared = prepared.map(drop);
     let failed = apply::all(&context, object, decision.actions, prepared).await.err();
 
     // After an error, servers that are there keep being served, and the status names what is
@@ -49,5 +51,5 @@ pub(crate) async fn reconcile(
     if object.object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
-    Ok(Looked::new(decision.again, context.recent_pods.waits(), turn, failed))
+    Ok(Looked::new(decision.again, context.recent_pods.waits(), [turn, renewal], failed))
 }
