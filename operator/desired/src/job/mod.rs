@@ -4,19 +4,20 @@
 //! what is there.
 //!
 //! ```text
-//!              ┌──────────── suspended ◀──────────┐
-//!              ▼                                  │
-//! blocked ─▶ waiting ─▶ start ─▶ active ─▶ completed
-//!              ▲                  │  └───▶ failed, late
-//!              ├──── restart ◀────┘         │
-//!              └──── more restarts allowed ◀┘ where they were used up
+//!              ┌────────── suspended ◀───────┐
+//!              ▼                             │
+//! blocked ─▶ waiting ─▶ pausing ─▶ start ─▶ active ─▶ completed
+//!              ▲                             │  └───▶ failed, late
+//!              ├────────── restart ◀─────────┘         │
+//!              └──────── more restarts allowed ◀───────┘ where they were used up
 //! ```
 //!
 //! An attempt is a Job of its own since the core controller replaces one pod, late, where all trainers
 //! have to start anew. The number of the attempt and the restarts that counted stand on the Job, so
 //! nothing hangs on a status that was not written.
 //!
-//! Invariant: an attempt is created only when all others make no pods any more and their pods are quiet.
+//! Invariant: an attempt is created only when all others make no pods any more and their pods are quiet, and the longer after
+//! the end of the one before, the more in a row have ended without a newer checkpoint.
 
 mod attempt;
 mod encryption;
@@ -88,7 +89,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
     let stage = stage::of(observed, now);
     let has_workers = matches!(
         stage,
-        Stage::Failing(_) | Stage::Waiting { .. } | Stage::Start { .. } | Stage::Active { .. }
+        Stage::Failing(_)
+            | Stage::Waiting { .. }
+            | Stage::Pausing { .. }
+            | Stage::Start { .. }
+            | Stage::Active { .. }
     );
     let all = attempts(observed);
     let runs = |it: &Attempt<'_>| !it.has_failed() && !it.is_complete();
@@ -137,6 +142,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             decision.actions.extend(ends.map(|it| delete(it.job)));
             decision.again = Some(LOOK_AGAIN_SECONDS);
         }
+        Stage::Pausing { until, .. } => {
+            let late = stage::deadline(observed);
+            let next = late.into_iter().chain([*until]).min();
+            decision.again = next.map(|it| (it - now.as_second()).max(1));
+        }
         Stage::Start { number, restarts, .. } => {
             ensure_service(observed, &mut decision);
             let job = manifest::job(observed, settings, *number, *restarts);
@@ -173,6 +183,7 @@ fn note(observed: &Observed, stage: &Stage, now: Timestamp, decision: &mut Decis
     | Stage::Failed(_)
     | Stage::Blocked(_)
     | Stage::Waiting { .. }
+    | Stage::Pausing { .. }
     | Stage::Start { .. }) = stage
     else {
         return;

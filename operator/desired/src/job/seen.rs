@@ -9,7 +9,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::attempt::Attempt;
-use super::ended::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
+use super::ended::{
+    COULD_NOT_GO_ON, DISRUPTED, Ended, How, NODE_PRESSURE, NODE_SHUTDOWN, WORDS, told,
+};
 use crate::names::{self, label, name};
 use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
 
@@ -33,8 +35,7 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
     if let Some(pod) = all.iter().find(|it| is_disrupted(it)) {
         let said = condition(pod, DISRUPTED);
         let words = said.and_then(|it| it.message.as_deref()).unwrap_or("it was taken away");
-        let reason = said.and_then(|it| it.reason.clone()).unwrap_or_default();
-        let how = How::Disrupted(reason);
+        let how = How::Disrupted(disruption(pod).to_owned());
         return Some(Ended { pod: own(pod), how, words: words.to_owned() });
     }
     let is_named = |pod: &Pod| named.as_ref().is_some_and(|it| it.pod == own(pod));
@@ -74,6 +75,17 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
         return Some(Ended { pod: own(pod), how: How::Deleted, words: String::new() });
     }
     Some(Ended { pod: own(pod), how, words })
+}
+
+/// Why the platform takes a pod away. The kubelet has one reason for all; what it ends for lack of memory or disk it calls
+/// `Evicted` beside it, or says nothing where it only begins to.
+fn disruption(pod: &Pod) -> &str {
+    let reason = condition(pod, DISRUPTED).and_then(|it| it.reason.as_deref()).unwrap_or_default();
+    let beside = pod.status.as_ref().and_then(|it| it.reason.as_deref());
+    match (reason, beside) {
+        (NODE_PRESSURE, Some("Terminated" | "Preempting")) => NODE_SHUTDOWN,
+        (reason, _) => reason,
+    }
 }
 
 /// When and how a pod failed, with its last words.

@@ -53,10 +53,15 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
         // An attempt that is not kept for its logs is deleted soon, so its count goes into the
-        // status now.
-        if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
-            (&stage, newest.is_over())
-        {
+        // status now. So it does before a pause, in which somebody may delete it.
+        let counted = match &stage {
+            Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. } => {
+                Some(restarts).filter(|_| !newest.is_over())
+            }
+            Stage::Pausing { restarts, .. } => Some(restarts),
+            _ => None,
+        };
+        if let Some(restarts) = counted {
             status.restarts = status.restarts.max(restarts.all);
             in_a_row = restarts.in_a_row;
         }
@@ -108,6 +113,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         | Stage::Completed
         | Stage::Failing(_)
         | Stage::Waiting { .. }
+        | Stage::Pausing { .. }
         | Stage::Start { .. }
         | Stage::Active { .. } => None,
     };
@@ -123,7 +129,11 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     }
     let comes = matches!(
         stage,
-        Stage::Failing(_) | Stage::Waiting { .. } | Stage::Start { .. } | Stage::Active { .. }
+        Stage::Failing(_)
+            | Stage::Waiting { .. }
+            | Stage::Pausing { .. }
+            | Stage::Start { .. }
+            | Stage::Active { .. }
     );
     let comes = comes && running.status != Truth::Yes;
     let stalled = failed.or_else(|| Some(running.clone()).filter(Said::stalls));
@@ -214,6 +224,15 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
             let why = after.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
             let text = format!("attempt {number} starts when the pods of others have ended{why}");
             said(false, if after.is_some() { "Restarting" } else { "Starting" }, text)
+        }
+        Stage::Pausing { number, restarts, after, .. } => {
+            let why = after.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
+            let (pause, vain) = (restarts.pause(), restarts.vain);
+            let text = format!(
+                "attempt {number} starts {pause} s after the end of the one before; {vain} in a row have ended without a \
+                 newer checkpoint{why}"
+            );
+            said(false, "Restarting", text)
         }
         Stage::Active { .. } => {
             if newest.is_some_and(Attempt::is_suspended) {

@@ -30,7 +30,7 @@ pub(crate) struct World {
     pub(crate) checkpoint: u64,
     /// What a conductor said last.
     pub(crate) last_words: Option<LastWords>,
-    /// Failures that may have counted: a disruption never does.
+    /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
     pub(crate) may_count: u32,
     /// Failures of these since a newer checkpoint was told of while the job was not over.
     pub(crate) since_saved: u32,
@@ -140,6 +140,11 @@ impl World {
         idle
     }
 
+    /// Seconds until the next look, if it asks for one.
+    pub(crate) fn again(&self) -> Option<i64> {
+        decide(&self.observe(), &settings(), self.clock.now()).again
+    }
+
     pub(crate) fn carry_out(&mut self, action: Action) {
         match action {
             Action::Create(Object::Job(mut job)) => {
@@ -234,7 +239,8 @@ impl World {
             }
             Event::Finish => self.finish(),
             Event::Disrupt { pod, reason } => {
-                self.disrupt(pod, REASONS[reason]);
+                let disrupted = self.disrupt(pod, REASONS[reason]);
+                self.may_count(disrupted && REASONS[reason] == PUT_OUT);
             }
             Event::Save(steps) => {
                 // What is over goes on only where somebody allows it.
@@ -316,8 +322,11 @@ pub(crate) const REASONS: [&str; 5] = [
     "PreemptionByScheduler",
     "DeletionByTaintManager",
     "DeletionByPodGC",
-    "TerminationByKubelet",
+    PUT_OUT,
 ];
+
+/// Where the kubelet ends a pod for lack of memory or disk.
+pub(crate) const PUT_OUT: &str = "TerminationByKubelet";
 
 #[derive(Clone, Debug)]
 pub(crate) enum Event {

@@ -29,6 +29,14 @@ fn rest(world: &mut World) {
             world.reconcile(usize::MAX);
             continue;
         }
+        if reason(world, "Running") == "Restarting" {
+            world.reconcile(usize::MAX);
+            if reason(world, "Running") == "Restarting" {
+                // It may pause.
+                world.clock.second += world.again().unwrap_or(0);
+            }
+            continue;
+        }
         if world.reconcile(usize::MAX) && (world.jobs.len(), world.job.status.clone()) == before {
             world.calm();
             if world.reconcile(usize::MAX) && world.job.status == before.1 {

@@ -161,7 +161,10 @@ impl World {
                     self.pods.iter().filter(|it| is_present(it)).find(|it| slot(it) == slot(&pod));
                 assert!(twin.is_none(), "a slot has one server: {:?}", name(&pod.metadata));
                 let values = name_requirements(&pod).into_iter().map(|it| it.1.len());
-                assert!(values.into_iter().all(|it| it == 1), "422: must be only one value: {pod:?}");
+                assert!(
+                    values.into_iter().all(|it| it == 1),
+                    "422: must be only one value: {pod:?}"
+                );
                 self.clock.born(&mut pod.metadata);
                 set_phase(&mut pod, "Pending", false);
                 self.pods.push(*pod);
@@ -342,8 +345,8 @@ pub(crate) fn name_requirements(pod: &Pod) -> Vec<(bool, Vec<String>)> {
     let required =
         affinity.and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
     let must = required.into_iter().flat_map(|it| &it.node_selector_terms).map(|it| (true, it));
-    let preferred = affinity
-        .and_then(|it| it.preferred_during_scheduling_ignored_during_execution.as_ref());
+    let preferred =
+        affinity.and_then(|it| it.preferred_during_scheduling_ignored_during_execution.as_ref());
     let should = preferred.into_iter().flatten().map(|it| (false, &it.preference));
     let fields = |(must, term): (bool, &NodeSelectorTerm)| {
         let fields: Vec<_> = term.match_fields.iter().flatten().cloned().collect();
