@@ -28,7 +28,8 @@ pub(crate) fn prune_pool(meta: &mut ObjectMeta) {
     meta.managed_fields = Some(written);
 }
 
-/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed.
+/// Of a pod's spec only its node counts, and of a server the image; of its init containers those that have failed
+/// or cannot start.
 pub(crate) fn prune_pod(pod: &mut Pod) {
     prune(&mut pod.metadata);
     pod.spec = pod.spec.take().map(|it| {
@@ -39,13 +40,15 @@ pub(crate) fn prune_pod(pod: &mut Pod) {
         PodSpec { node_name: it.node_name, containers, ..PodSpec::default() }
     });
     if let Some(status) = &mut pod.status {
-        let failed = |it: &ContainerStatus| {
-            let end = it.state.as_ref().and_then(|it| it.terminated.as_ref());
-            end.is_some_and(|it| it.exit_code != 0)
+        let counts = |it: &ContainerStatus| {
+            let Some(state) = &it.state else { return false };
+            let has_failed = state.terminated.as_ref().is_some_and(|it| it.exit_code != 0);
+            let waits = state.waiting.as_ref().and_then(|it| it.reason.as_deref());
+            has_failed || waits.is_some_and(|it| it != "PodInitializing")
         };
         let began = status.init_container_statuses.take().unwrap_or_default();
-        let failed: Vec<_> = began.into_iter().filter(failed).collect();
-        status.init_container_statuses = (!failed.is_empty()).then_some(failed);
+        let count: Vec<_> = began.into_iter().filter(counts).collect();
+        status.init_container_statuses = (!count.is_empty()).then_some(count);
         status.ephemeral_container_statuses = None;
     }
 }

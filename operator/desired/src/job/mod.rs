@@ -37,6 +37,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
+use crate::pod::set_up_by;
 use crate::settings::Settings;
 use attempt::{Attempt, attempts, newest};
 pub use encryption::encryption;
@@ -164,7 +165,10 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             let leaves = all_ours(observed).any(|it| it.metadata.deletion_timestamp.is_some());
             let leaves = leaves.then_some(LOOK_AGAIN_SECONDS);
             let patience = newest(observed).and_then(|it| failure::patience(observed, &it, now));
-            decision.again = late.into_iter().chain(leaves).chain(patience).min();
+            // What is late by then is told.
+            let set_up = all_ours(observed).filter_map(set_up_by).map(|it| it - now.as_second());
+            let set_up = set_up.filter(|it| *it > 0);
+            decision.again = late.into_iter().chain(leaves).chain(patience).chain(set_up).min();
         }
     }
     decision

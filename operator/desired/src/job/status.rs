@@ -82,8 +82,10 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
     let running = match (&stage, applied.failure()) {
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
-        (Stage::Waiting { .. }, _) => waits(observed, running(&stage, &pods, wanted, None), now),
-        (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
+        (Stage::Waiting { .. }, _) => {
+            waits(observed, running(&stage, (&pods, wanted), None, now), now)
+        }
+        (stage, _) => running(stage, (&pods, wanted), newest.as_ref(), now),
     };
     let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
@@ -209,7 +211,12 @@ fn scheduled(pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said
     }
 }
 
-fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said {
+fn running(
+    stage: &Stage,
+    (pods, wanted): (&[&Pod], usize),
+    newest: Option<&Attempt<'_>>,
+    now: Timestamp,
+) -> Said {
     match stage {
         Stage::Invalid(refusal) => said(false, "Invalid", refusal.to_string()),
         Stage::Blocked(obstacle) => blocked(*obstacle),
@@ -243,11 +250,15 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
             if ready + ended >= wanted {
                 return said(true, "Running", format!("{wanted} of {wanted} pods are ready"));
             }
-            let stuck = pods.iter().find_map(|it| {
-                Some(format!("; pod {}: {}", name(&it.metadata), stuck(it, TRAINER_CONTAINER)?))
-            });
-            let text = format!("{ready} of {wanted} pods are ready{}", stuck.unwrap_or_default());
-            said(false, "Starting", text)
+            let text = format!("{ready} of {wanted} pods are ready");
+            let why = |it: &&Pod| {
+                let why = stuck(it, TRAINER_CONTAINER, now)?;
+                Some(format!("{text}; pod {}: {why}", name(&it.metadata)))
+            };
+            match pods.iter().find_map(why) {
+                Some(why) => said(false, "NotStarting", why),
+                None => said(false, "Starting", text),
+            }
         }
         Stage::Deleted | Stage::Foreign | Stage::Finished { .. } => {
             said(Truth::Unknown, "Unknown", "")

@@ -43,7 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
 use crate::names::{LAST_INCARNATION, is_owned, owned_by, pool_labels};
-use crate::pod::State;
+use crate::pod::{State, set_up_by};
 use crate::settings::Settings;
 pub use facts::facts;
 use revision::Rollout;
@@ -168,7 +168,10 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     leave(observed, settings, (&all, wanted), now, &mut decision);
     come(observed, settings, (&all, wanted), now, &mut decision);
     bury(&all, wanted, &mut decision);
-    decision.again = soonest(decision.again, scale.again);
+    // What is late by then is told.
+    let late = all.iter().filter_map(|it| set_up_by(it.pod));
+    let late = late.map(|it| it - now.as_second()).filter(|it| *it > 0).min();
+    decision.again = soonest(soonest(decision.again, scale.again), late);
     (decision, scale.memory)
 }
 

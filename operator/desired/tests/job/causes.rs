@@ -4,7 +4,8 @@ use cadre_crds::contract::ANNOTATION_ENDED;
 use cadre_crds::{FailureAction, FailureRule};
 use cadre_desired::job::decide;
 
-use super::cluster::{PUT_OUT, REASONS, World};
+use super::cluster::World;
+use super::events::{PUT_OUT, REASONS};
 use super::world::{name, settings};
 use super::{reason, rest};
 

@@ -1,6 +1,7 @@
 //! Which attempts stay for their logs, and whose pods an attempt waits for.
 
-use super::cluster::{Event, World};
+use super::cluster::World;
+use super::events::Event;
 use super::world::name;
 use super::{attempts, reason, rest};
 

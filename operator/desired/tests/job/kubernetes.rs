@@ -13,7 +13,8 @@ use k8s_openapi::api::batch::v1::{Job, JobCondition, PodFailurePolicy};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
-use super::cluster::{PUT_OUT, World, attempt_of};
+use super::cluster::{World, attempt_of};
+use super::events::PUT_OUT;
 use super::world::{Clock, end, name, on_node, set_condition, set_phase};
 
 const COUNTED: &str = "batch.kubernetes.io/job-tracking";

@@ -3,10 +3,12 @@
 mod causes;
 mod cluster;
 mod encryption;
+mod events;
 mod kept;
 mod kubernetes;
 mod refusals;
 mod restarts;
+mod starting;
 #[path = "../world/mod.rs"]
 mod world;
 
@@ -14,7 +16,8 @@ use cadre_crds::contract::LABEL_QUEUE;
 use cadre_crds::{FailureAction, FailureRule};
 use cadre_desired::job::{decide, status};
 use cadre_desired::{Applied, Failure};
-use cluster::{Event, World, events};
+use cluster::World;
+use events::{Event, events};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;

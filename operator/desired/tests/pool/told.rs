@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use cadre_desired::pool::{Link, Observed, Report, status};
+use cadre_desired::pool::{Link, Observed, Report, decide, status};
 use cadre_desired::{Applied, Failure};
 
 use super::cluster::World;
 use super::events::Event;
-use super::world::{end, name, settings};
+use super::world::{end, init_waits, name, on_node, set_phase, set_up_since, settings};
 use super::{for_tools, rest};
 
 #[test]
@@ -164,4 +164,36 @@ fn measured_links_are_told_by_the_worst() {
         };
         assert!(placement.message.ends_with(end), "{}", placement.message);
     }
+}
+
+#[test]
+fn a_server_that_does_not_start_is_named_with_the_cause() {
+    let mut world = World::new(1);
+    world.reconcile(usize::MAX);
+    on_node(&mut world.pods[0], "node-0");
+    let clock = world.clock.clone();
+    set_up_since(&mut world.pods[0], 0, &clock);
+    let told = |world: &mut World| {
+        world.done.clear();
+        world.reconcile(usize::MAX);
+        let conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
+        let degraded = conditions.clone().find(|it| it.type_ == "Degraded").cloned();
+        let degraded = degraded.expect("it is always said");
+        (degraded.reason, degraded.message)
+    };
+    assert_eq!(told(&mut world).0, "AsItShould");
+    let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+    assert_eq!(decision.again, Some(60), "nothing else leads to a look");
+    world.clock.second += 60;
+    let (reason, message) = told(&mut world);
+    let pod = name(&world.pods[0].metadata);
+    let expected = format!("pod {pod}: for 60 s its node has not got");
+    assert!(reason == "NotStarting" && message.starts_with(&expected), "{message}");
+    set_phase(&mut world.pods[0], "Running", false);
+    assert_eq!(told(&mut world).0, "AsItShould", "it runs");
+    set_phase(&mut world.pods[0], "Pending", false);
+    init_waits(&mut world.pods[0], "CreateContainerConfigError");
+    let expected =
+        format!("pod {pod}: container prepare: CreateContainerConfigError words of the kubelet");
+    assert_eq!(told(&mut world), ("NotStarting".to_owned(), expected));
 }
