@@ -23,12 +23,18 @@ pub(crate) async fn reconcile(
     let prepared = issuer::bring(&context, object, &decision).await;
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
-    let failed = apply::all(&context, object, decision.actions, prepared).await.err();
+    let done = apply::all(&context, object, decision.actions, prepared).await;
+    let apply::Done { version, failed } = done;
 
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::job(&context, object), failure);
     let Some(status) = job::status(&applied, now) else {
-        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), [None, renewal], failed));
+        return Ok(Looked::new(
+            decision.again,
+            context.recent_jobs.waits(),
+            [None, renewal],
+            failed,
+        ));
     };
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
@@ -39,6 +45,7 @@ pub(crate) async fn reconcile(
         (it.observed_generation, it.attempt, restarts, it.checkpoint_step)
     };
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
-    let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
+    let turn =
+        report::status(&context, (object, version), old, &status, conditions, at_once).await?;
     Ok(Looked::new(decision.again, context.recent_jobs.waits(), [turn, renewal], failed))
 }

@@ -28,6 +28,9 @@ impl Looked {
     ) -> Self {
         let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
         let missing = waits.then_some(LOOK_AGAIN);
-        Self { again: wanted.into_iter().chain(missing).chain(turns.into_iter().flatten()).min(), failed }
+        Self {
+            again: wanted.into_iter().chain(missing).chain(turns.into_iter().flatten()).min(),
+            failed,
+        }
     }
 }

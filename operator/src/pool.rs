@@ -27,7 +27,8 @@ pub(crate) async fn reconcile(
     let prepared = issuer::bring(&context, object, &decision).await;
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
-    let failed = apply::all(&context, object, decision.actions, prepared).await.err();
+    let done = apply::all(&context, object, decision.actions, prepared).await;
+    let apply::Done { version, failed } = done;
 
     // After an error, servers that are there keep being served, and the status names what is
     // missing.
@@ -47,7 +48,8 @@ pub(crate) async fn reconcile(
         (it.observed_generation, it.desired, revisions, jobs.collect::<BTreeSet<_>>())
     };
     let at_once = old.is_none_or(|it| asked(it) != asked(&status));
-    let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
+    let turn =
+        report::status(&context, (object, version), old, &status, conditions, at_once).await?;
     if object.object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }

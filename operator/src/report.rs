@@ -26,10 +26,11 @@ const BAD: [&str; 2] = ["Degraded", "Failed"];
 const REPEATS: [&str; 3] = ["Ready", "Stalled", "Reconciling"];
 
 /// Writes a status if it differs, then an event for each condition with another reason. With `at_once` it is
-/// written even if all conditions are as they were. Out: when to try again what had to wait.
+/// written even if all conditions are as they were. Not if somebody has changed the object since it had its `version`: by
+/// default the one that was looked at. Out: when to try again what had to wait.
 pub(crate) async fn status<K, S>(
     context: &Context,
-    object: &K,
+    (object, version): (&K, Option<String>),
     old: Option<&S>,
     new: &S,
     conditions: (&[Condition], &[Condition]),
@@ -56,7 +57,7 @@ where
     let patch = json!({
         "apiVersion": K::api_version(&()),
         "kind": K::kind(&()),
-        "metadata": {"resourceVersion": object.resource_version()},
+        "metadata": {"resourceVersion": version.or_else(|| object.resource_version())},
         "status": new,
     });
     let api = Api::<K>::namespaced(context.client.clone(), &object.namespace().unwrap_or_default());
