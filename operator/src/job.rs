@@ -21,6 +21,7 @@ pub(crate) async fn reconcile(
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
     let prepared = issuer::bring(&context, object, &decision).await;
+    let comes_back = context.told.completes_in();
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
@@ -32,7 +33,7 @@ pub(crate) async fn reconcile(
         return Ok(Looked::new(
             decision.again,
             context.recent_jobs.waits(),
-            [None, renewal],
+            [None, renewal, comes_back],
             failed,
         ));
     };
@@ -47,5 +48,10 @@ pub(crate) async fn reconcile(
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
     let turn =
         report::status(&context, (object, version), old, &status, conditions, at_once).await?;
-    Ok(Looked::new(decision.again, context.recent_jobs.waits(), [turn, renewal], failed))
+    Ok(Looked::new(
+        decision.again,
+        context.recent_jobs.waits(),
+        [turn, renewal, comes_back],
+        failed,
+    ))
 }

@@ -25,6 +25,7 @@ pub(crate) async fn reconcile(
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
     context.remember(&uid, Some(memory));
     let prepared = issuer::bring(&context, object, &decision).await;
+    let comes_back = context.told.completes_in();
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
@@ -53,5 +54,10 @@ pub(crate) async fn reconcile(
     if object.object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
-    Ok(Looked::new(decision.again, context.recent_pods.waits(), [turn, renewal], failed))
+    Ok(Looked::new(
+        decision.again,
+        context.recent_pods.waits(),
+        [turn, renewal, comes_back],
+        failed,
+    ))
 }

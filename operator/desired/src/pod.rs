@@ -12,6 +12,13 @@ const OVERDUE_SECONDS: i64 = 10;
 /// Seconds that a node has for a pod's volumes and network before it is told that they are missing.
 const SET_UP_SECONDS: i64 = 60;
 
+/// Seconds that the worker of a ready pod has to join the control service before it is told that it has not.
+pub(crate) const JOINS_SECONDS: i64 = 30;
+
+/// What keeps a worker that runs from joining, mostly.
+pub(crate) const JOINS: &str = "let it reach the operator, which a NetworkPolicy may forbid, and see that the clocks of the nodes agree \
+     and that ConfigMap cadre-control-ca has ca.crt; its log says more";
+
 /// Where a pod is in its life.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum State {
@@ -108,6 +115,12 @@ pub(crate) fn set_up_by(pod: &Pod) -> Option<i64> {
     }
     let since = condition(pod, "PodScheduled").filter(is_true)?.last_transition_time.as_ref()?;
     Some(since.0.as_second() + SET_UP_SECONDS)
+}
+
+/// The second from which on it is late that the worker of a ready pod has not joined.
+pub(crate) fn joins_by(pod: &Pod) -> Option<i64> {
+    let ready = condition(pod, "Ready").filter(|it| it.status == "True")?;
+    Some(ready.last_transition_time.as_ref()?.0.as_second() + JOINS_SECONDS)
 }
 
 /// Whether a container of the pod runs or has run.

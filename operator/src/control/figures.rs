@@ -54,6 +54,13 @@ impl Figures {
         }
     }
 
+    /// A trainer of an attempt has joined. Returns the figures if it had not before.
+    pub(super) fn joined(&mut self, attempt: &JobKey, rank: u32) -> Option<&JobFigures> {
+        let figures = self.0.get_mut(attempt)?;
+        figures.joined.attempt = attempt.attempt;
+        figures.joined.ranks.insert(rank).then_some(figures)
+    }
+
     /// A checkpoint of an attempt holds `steps` steps. Returns the figures if it is the newest. A
     /// number that a status cannot hold is ignored, since the API server would refuse the whole
     /// status.

@@ -1,17 +1,34 @@
-//! Checkpoints that trainers tell of: how far a job has come for good.
+//! What trainers tell of their job that the reconciles hear at once: who has joined, and how far it has come for good.
 //!
-//! In: what a trainer has written. Out: the steps in the newest one, told to the
-//! reconciles at once, since an attempt may end right after it. Nothing here looks at a volume.
+//! In: a trainer that comes, and what one has written. Out: the ranks that have joined, the steps in the newest checkpoint: an
+//! attempt may end right after it. Nothing here looks at a volume.
 
 use cadre_views::JobKey;
 
-use super::service::{Service, tell_job};
+use super::service::Service;
+use crate::context::Context;
+use crate::told::JobFigures;
 
 impl Service {
+    /// A trainer of an attempt has joined.
+    pub(super) fn joined(&mut self, attempt: &JobKey, rank: u32) {
+        if let Some(figures) = self.jobs.joined(attempt, rank) {
+            tell_job(&self.context, attempt, figures);
+        }
+    }
+
     /// A checkpoint of an attempt holds `steps` steps.
     pub(super) fn saved(&mut self, attempt: &JobKey, steps: u64) {
         if let Some(figures) = self.jobs.saved(attempt, steps) {
             tell_job(&self.context, attempt, figures);
         }
+    }
+}
+
+/// Tells the reconciles the figures of an attempt's job, if they are new.
+pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
+    let of = (key.namespace.clone(), key.name.clone());
+    if context.told.tell_job(&of, figures) {
+        context.caches.job_triggers.put(of);
     }
 }

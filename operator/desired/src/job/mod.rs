@@ -28,6 +28,8 @@ mod seen;
 mod stage;
 mod status;
 
+use std::collections::BTreeSet;
+
 use cadre_crds::contract::ANNOTATION_ENDED;
 use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, Progress, TrainingJob};
@@ -37,12 +39,12 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::action::{Action, Kind, Object, Reference};
 use crate::names::is_owned;
-use crate::pod::set_up_by;
+use crate::pod::{joins_by, set_up_by};
 use crate::settings::Settings;
 use attempt::{Attempt, attempts, newest};
 pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
-use seen::all_ours;
+use seen::{all_ours, has_joined};
 use stage::Stage;
 pub use status::status;
 
@@ -72,6 +74,18 @@ pub struct Observed {
     pub failovers: u32,
     /// The conductor's last message about an attempt that has failed.
     pub last_words: Option<LastWords>,
+    /// Who has joined the control service; none where that is not known: there is no such service, or trainers may still
+    /// come back to a new leader.
+    pub joined: Option<Joined>,
+}
+
+/// Trainers that have joined the control service.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Joined {
+    /// Number of their attempt.
+    pub attempt: u32,
+    /// Their ranks.
+    pub ranks: BTreeSet<u32>,
 }
 
 /// What to do for an object.
@@ -166,9 +180,12 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             let leaves = leaves.then_some(LOOK_AGAIN_SECONDS);
             let patience = newest(observed).and_then(|it| failure::patience(observed, &it, now));
             // What is late by then is told.
-            let set_up = all_ours(observed).filter_map(set_up_by).map(|it| it - now.as_second());
-            let set_up = set_up.filter(|it| *it > 0);
-            decision.again = late.into_iter().chain(leaves).chain(patience).chain(set_up).min();
+            let not_joined = |it: &Pod| {
+                joins_by(it).filter(|_| has_joined(observed, *number, it) == Some(false))
+            };
+            let told = all_ours(observed).filter_map(|it| set_up_by(it).or_else(|| not_joined(it)));
+            let told = told.map(|it| it - now.as_second()).filter(|it| *it > 0);
+            decision.again = late.into_iter().chain(leaves).chain(patience).chain(told).min();
         }
     }
     decision

@@ -12,6 +12,7 @@ use super::attempt::Attempt;
 use super::ended::{
     COULD_NOT_GO_ON, DISRUPTED, Ended, How, NODE_PRESSURE, NODE_SHUTDOWN, WORDS, told,
 };
+use crate::identity;
 use crate::names::{self, label, name};
 use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
 
@@ -165,6 +166,14 @@ pub(super) fn pods<'a>(
 
 pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {
     pods(observed, attempt).all(|it| is_quiet(it, now))
+}
+
+/// Whether the trainers of a pod of this attempt have joined the control service; none where that is not known.
+pub(super) fn has_joined(observed: &Observed, attempt: u32, pod: &Pod) -> Option<bool> {
+    let joined = observed.joined.as_ref()?;
+    let mut ranks = identity::ranks(pod, &observed.job)?;
+    let all = joined.attempt == attempt && ranks.all(|it| joined.ranks.contains(&it));
+    Some(all || state(pod) == State::Ended)
 }
 
 /// Whether the pod should be gone for long and has not ended: then its node is lost.

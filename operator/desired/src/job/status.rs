@@ -13,13 +13,15 @@ use k8s_openapi::jiff::Timestamp;
 use super::attempt::{Attempt, checkpoint, newest, told};
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
-use super::seen::all_ours;
+use super::seen::{all_ours, has_joined};
 use super::stage::{Obstacle, Stage, is_reopened, obstacle, of, was_taken_back};
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{label, name};
-use crate::pod::{State, is_quiet, node, state, stuck, unscheduled};
+use crate::pod::{
+    JOINS, JOINS_SECONDS, State, is_quiet, joins_by, node, state, stuck, unscheduled,
+};
 
 /// The status of a job, unless it is not ours to write.
 #[allow(clippy::too_many_lines, reason = "a list of fields")]
@@ -83,9 +85,9 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let running = match (&stage, applied.failure()) {
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
         (Stage::Waiting { .. }, _) => {
-            waits(observed, running(&stage, (&pods, wanted), None, now), now)
+            waits(observed, running(observed, &stage, (&pods, wanted), None, now), now)
         }
-        (stage, _) => running(stage, (&pods, wanted), newest.as_ref(), now),
+        (stage, _) => running(observed, stage, (&pods, wanted), newest.as_ref(), now),
     };
     let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
@@ -212,6 +214,7 @@ fn scheduled(pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said
 }
 
 fn running(
+    observed: &Observed,
     stage: &Stage,
     (pods, wanted): (&[&Pod], usize),
     newest: Option<&Attempt<'_>>,
@@ -248,7 +251,7 @@ fn running(
             let ready = pods.iter().filter(|it| state(it) == State::Ready).count();
             let ended = pods.iter().filter(|it| state(it) == State::Ended).count();
             if ready + ended >= wanted {
-                return said(true, "Running", format!("{wanted} of {wanted} pods are ready"));
+                return trains(observed, (pods, wanted), newest.map_or(0, |it| it.number), now);
             }
             let text = format!("{ready} of {wanted} pods are ready");
             let why = |it: &&Pod| {
@@ -263,6 +266,32 @@ fn running(
         Stage::Deleted | Stage::Foreign | Stage::Finished { .. } => {
             said(Truth::Unknown, "Unknown", "")
         }
+    }
+}
+
+/// Whether the trainers of an attempt whose pods are all ready have joined, as far as that is known.
+fn trains(
+    observed: &Observed,
+    (pods, wanted): (&[&Pod], usize),
+    attempt: u32,
+    now: Timestamp,
+) -> Said {
+    let mut missing: Vec<_> = pods.iter().collect();
+    missing.retain(|it| has_joined(observed, attempt, it) == Some(false));
+    let text = format!("{wanted} of {wanted} pods are ready");
+    if missing.is_empty() {
+        return said(true, "Running", text);
+    }
+    let text = format!("{text}, {} have joined", pods.len() - missing.len());
+    let is_late = |it: &&&Pod| joins_by(it).is_some_and(|it| it <= now.as_second());
+    match missing.into_iter().find(is_late) {
+        Some(pod) => {
+            let pod = name(&pod.metadata);
+            let text =
+                format!("{text}; pod {pod} is ready for {JOINS_SECONDS} s and has not; {JOINS}");
+            said(false, "NotJoined", text)
+        }
+        None => said(true, "Running", text),
     }
 }
 

@@ -91,6 +91,10 @@ pub struct Observed {
     /// Whether every connected server has had time to report. If so, a server that is not in
     /// `reports` is not connected.
     pub reports_complete: bool,
+    /// Whether there is a control service; without one no server reports.
+    pub has_control: bool,
+    /// When servers lost their connection that have had one, by the name of the pod.
+    pub lost: BTreeMap<String, Timestamp>,
     /// Demand of the jobs whose trainers are there, by namespace and name. Read in mode `Auto` alone.
     pub demands: BTreeMap<(String, String), Demand>,
     /// What mode `Auto` remembers.
@@ -169,7 +173,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     come(observed, settings, (&all, wanted), now, &mut decision);
     bury(&all, wanted, &mut decision);
     // What is late by then is told.
-    let late = all.iter().filter_map(|it| set_up_by(it.pod));
+    let late = all.iter().filter_map(|it| set_up_by(it.pod).or_else(|| it.joins_by(observed)));
     let late = late.map(|it| it - now.as_second()).filter(|it| *it > 0).min();
     decision.again = soonest(soonest(decision.again, scale.again), late);
     (decision, scale.memory)

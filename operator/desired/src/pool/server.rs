@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Observed, Report};
 use crate::names::{annotation, is_owned, label, name};
-use crate::pod::{State, condition, end, node, state};
+use crate::pod::{JOINS_SECONDS, State, condition, end, joins_by, node, state};
 
 /// Seconds that a server must have run for its end not to count as one more failure in a row.
 const PROVEN_SECONDS: i64 = 60;
@@ -106,6 +106,16 @@ impl Server<'_> {
     /// Whether it has nothing to hand over.
     pub(crate) fn may_go(&self, reports_complete: bool) -> bool {
         self.report.map_or(!self.is_awaited(reports_complete), |it| it.drained)
+    }
+
+    /// The second from which on it is late to join the control service, if it is ready and has not.
+    pub(crate) fn joins_by(&self, observed: &Observed) -> Option<i64> {
+        let may_report = observed.has_control && observed.reports_complete;
+        if self.state != State::Ready || self.report.is_some() || !may_report {
+            return None;
+        }
+        let lost = observed.lost.get(name(&self.pod.metadata)).map(|it| it.as_second());
+        joins_by(self.pod).max(lost.map(|it| it + JOINS_SECONDS))
     }
 
     /// Digest of what it was made from.

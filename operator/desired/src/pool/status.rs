@@ -23,7 +23,7 @@ use super::{Observed, refusal};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{is_owned, name, server_selector};
-use crate::pod::{State, condition, end, stuck, unscheduled};
+use crate::pod::{JOINS, JOINS_SECONDS, State, condition, end, stuck, unscheduled};
 use crate::settings::Settings;
 
 /// Nothing is to come.
@@ -341,7 +341,17 @@ fn degraded(
             return said(true, "Quarantined", text);
         }
     }
-    said(false, "AsItShould", "")
+    // Whatever else is wrong comes first: it is known for sure.
+    let late = |it: &&Server<'_>| it.joins_by(observed).is_some_and(|it| it <= now.as_second());
+    match all.iter().find(late) {
+        Some(server) => {
+            let pod = name(&server.pod.metadata);
+            let text =
+                format!("pod {pod}: it is ready and has not joined for {JOINS_SECONDS} s; {JOINS}");
+            said(true, "NotJoined", text)
+        }
+        None => said(false, "AsItShould", ""),
+    }
 }
 
 /// What a queue or another controller says of a pod that the scheduler may not look at.

@@ -137,6 +137,8 @@ impl Replay {
             holders,
             in_place: 0,
             reports_complete: self.is_complete,
+            has_control: true,
+            lost: BTreeMap::new(),
             demands: demands.collect(),
             memory: self.memory.clone(),
         }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_desired::job::{LastWords, Observed, decide, status};
+use cadre_desired::job::{Joined, LastWords, Observed, decide, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -30,6 +30,8 @@ pub(crate) struct World {
     pub(crate) checkpoint: u64,
     /// What a conductor said last.
     pub(crate) last_words: Option<LastWords>,
+    /// Who has joined, where that is known.
+    pub(crate) joined: Option<Joined>,
     /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
     pub(crate) may_count: u32,
     /// Failures of these since a newer checkpoint was told of while the job was not over.
@@ -74,6 +76,7 @@ impl World {
             dead: BTreeSet::new(),
             checkpoint: 0,
             last_words: None,
+            joined: None,
             may_count: 0,
             since_saved: 0,
             gone: false,
@@ -105,6 +108,7 @@ impl World {
             checkpoint: self.checkpoint,
             failovers: 0,
             last_words: self.last_words.clone(),
+            joined: self.joined.clone(),
         }
     }
 

@@ -15,6 +15,8 @@ use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
+use k8s_openapi::jiff::Timestamp;
+
 use super::events::words;
 use super::replicas::scale;
 use super::world::{Clock, name, on_node, set_phase, settings};
@@ -44,6 +46,8 @@ pub(crate) struct World {
     /// Number of an image whose servers never become ready.
     pub(crate) broken: Option<u8>,
     pub(crate) memory: Memory,
+    /// When servers lost their connection.
+    pub(crate) lost: BTreeMap<String, Timestamp>,
     pub(crate) gone: bool,
     /// Data version of the job that all servers of that version work for.
     pub(crate) job: Option<u32>,
@@ -85,6 +89,7 @@ impl World {
             refused: BTreeSet::new(),
             broken: None,
             memory: Memory::default(),
+            lost: BTreeMap::new(),
             gone: false,
             job: None,
             busy_ppm: 0,
@@ -108,6 +113,8 @@ impl World {
             reports: self.reports.clone(),
             holders: self.holders(),
             in_place: 0,
+            has_control: true,
+            lost: self.lost.clone(),
             demands: BTreeMap::new(),
             reports_complete: self.is_complete,
             memory: self.memory.clone(),

@@ -277,6 +277,8 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         reports: BTreeMap::new(),
         holders: BTreeMap::new(),
         in_place: 0,
+        has_control: false,
+        lost: BTreeMap::new(),
         demands: BTreeMap::new(),
         reports_complete: true,
         memory: pool::scale::Memory::default(),
@@ -309,6 +311,7 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         checkpoint: 0,
         failovers: 0,
         last_words: None,
+        joined: None,
     };
     let mut status = job::status(&Applied::new(observed, None), now()).expect("ours");
     status.restarts = restarts;
