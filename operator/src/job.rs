@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::control::issuer;
 use crate::error::Error;
 use crate::looked::Looked;
-use crate::{apply, observe, report};
+use crate::{apply, observe, report, tries};
 
 pub(crate) async fn reconcile(
     object: Arc<Readable<TrainingJob>>,
@@ -21,21 +21,18 @@ pub(crate) async fn reconcile(
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
     let prepared = issuer::bring(&context, object, &decision).await;
-    let comes_back = context.told.completes_in();
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
     let apply::Done { version, failed } = done;
+    let lacks = decision.lacks_pods.as_deref();
+    let turns = [renewal, context.told.completes_in(), tries::one(&context, object, lacks).await];
+    let next = turns.into_iter().flatten().min();
 
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::job(&context, object), failure);
     let Some(status) = job::status(&applied, now) else {
-        return Ok(Looked::new(
-            decision.again,
-            context.recent_jobs.waits(),
-            [None, renewal, comes_back],
-            failed,
-        ));
+        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), [None, next], failed));
     };
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
@@ -48,10 +45,5 @@ pub(crate) async fn reconcile(
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
     let turn =
         report::status(&context, (object, version), old, &status, conditions, at_once).await?;
-    Ok(Looked::new(
-        decision.again,
-        context.recent_jobs.waits(),
-        [turn, renewal, comes_back],
-        failed,
-    ))
+    Ok(Looked::new(decision.again, context.recent_jobs.waits(), [turn, next], failed))
 }

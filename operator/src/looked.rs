@@ -19,11 +19,11 @@ pub(crate) struct Looked {
 impl Looked {
     /// Runs again after `seconds`, or at the next change. The watch may miss a write of ours, so
     /// while one `waits` for its cache the next reconcile comes by itself; likewise when one of
-    /// the `turns` has come: that of the status, of the issuer, or of workers that come back.
+    /// the `turns` has come: that of the status, or of what is done beside the decision.
     pub(crate) fn new(
         seconds: Option<i64>,
         waits: bool,
-        turns: [Option<Duration>; 3],
+        turns: [Option<Duration>; 2],
         failed: Option<Error>,
     ) -> Self {
         let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);

@@ -34,6 +34,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod told;
+mod tries;
 mod triggers;
 
 use std::net::SocketAddr;

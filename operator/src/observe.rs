@@ -116,6 +116,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         failovers,
         last_words,
         joined: is_known.then_some(joined),
+        refused_pod: context.tries.of(uid),
     }
 }
 

@@ -25,11 +25,11 @@ pub(crate) async fn reconcile(
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
     context.remember(&uid, Some(memory));
     let prepared = issuer::bring(&context, object, &decision).await;
-    let comes_back = context.told.completes_in();
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
     let apply::Done { version, failed } = done;
+    let next = renewal.into_iter().chain(context.told.completes_in()).min();
 
     // After an error, servers that are there keep being served, and the status names what is
     // missing.
@@ -54,10 +54,5 @@ pub(crate) async fn reconcile(
     if object.object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
-    Ok(Looked::new(
-        decision.again,
-        context.recent_pods.waits(),
-        [turn, renewal, comes_back],
-        failed,
-    ))
+    Ok(Looked::new(decision.again, context.recent_pods.waits(), [turn, next], failed))
 }

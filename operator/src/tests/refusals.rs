@@ -168,6 +168,26 @@ async fn words_that_are_too_long_for_a_condition_are_told_as_far_as_it_goes() {
 }
 
 #[tokio::test]
+async fn a_quota_that_lets_no_trainer_start_is_told_by_the_job() {
+    let server = Server::new();
+    server.limit("pods", 1, 403, QUOTA);
+    let _context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(1));
+    server.until("a server", |all| all.of("pods").into_iter().next().map(drop)).await;
+    // Nobody makes pods of Jobs here, as where all are refused.
+    server.put("trainingjobs", "j", &job());
+    let message = server
+        .until("the quota's words", |all| {
+            let job = all.get("trainingjobs", "j")?;
+            (reason(job, "Running") == "Forbidden").then(|| said(job, "Running", "message"))
+        })
+        .await;
+    let words = QUOTA.replace("NAME", "j-1-try");
+    assert_eq!(message, format!("0 of 2 pods are made; try a pod of Job j-1: {words}"));
+    server.until("no pod", |all| (all.of("pods").len() == 1).then_some(())).await;
+}
+
+#[tokio::test]
 async fn an_object_that_has_changed_meanwhile_hides_no_refusal() {
     let server = Server::new();
     let context = operator(&server).await;

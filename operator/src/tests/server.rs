@@ -264,7 +264,7 @@ async fn answered(server: Server, request: Request) -> Response {
     }
     let Some(name) = rest.get(1) else {
         return match parts.method {
-            Method::POST => server.create(resource, namespace, &body),
+            Method::POST => server.create(resource, (namespace, query), &body),
             _ if query.contains("watch=") => server.watch(resource, query),
             _ => server.list(resource, query),
         };
@@ -272,7 +272,7 @@ async fn answered(server: Server, request: Request) -> Response {
     let address = (resource.to_owned(), namespace.to_owned(), (*name).to_owned());
     match parts.method {
         Method::PATCH if applies && server.get(&address).status() == StatusCode::NOT_FOUND => {
-            server.create(resource, namespace, &body)
+            server.create(resource, (namespace, query), &body)
         }
         Method::PATCH => server.patch(address, &body, (rest.get(2).copied(), applies, query)),
         Method::DELETE => server.delete(&address, &body),
@@ -306,7 +306,7 @@ impl Server {
         reply(&json!({"metadata": {}, "spec": body["spec"], "status": status}))
     }
 
-    fn create(&self, resource: &str, namespace: &str, body: &Value) -> Response {
+    fn create(&self, resource: &str, (namespace, query): (&str, &str), body: &Value) -> Response {
         let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let address = (resource.to_owned(), namespace.to_owned(), name.clone());
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -325,6 +325,9 @@ impl Server {
         }
         let mut object = born(namespace, &name);
         merge(&mut object, body);
+        if query.contains("dryRun=All") {
+            return reply(&object);
+        }
         reply(&self.store(&mut inner, address, object))
     }
 

@@ -43,7 +43,7 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 32] = [
+const REASONS: [(&str, &str); 33] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
@@ -56,6 +56,10 @@ const REASONS: [(&str, &str); 32] = [
     ("NoServer", "see the pods below"),
     ("Unschedulable", "see the pod below"),
     ("NotStarting", "see the pod below"),
+    (
+        "NotJoined",
+        "allow the pod to reach the operator (NetworkPolicy), set the nodes' clocks right, and read its log (`cadre logs`)",
+    ),
     ("ServerFailed", "read the server's log (`cadre logs`)"),
     ("Quarantined", "look at the node of that server; another takes its slot"),
     ("Far", "free nodes near the trainers, or allow more in spec.placement"),

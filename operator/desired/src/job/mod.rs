@@ -37,19 +37,22 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::action::{Action, Kind, Object, Reference};
-use crate::names::is_owned;
+use crate::action::{Action, Failure, Kind, Object, Reference};
+use crate::names::{is_owned, name};
 use crate::pod::{joins_by, set_up_by};
 use crate::settings::Settings;
 use attempt::{Attempt, attempts, newest};
 pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
-use seen::{all_ours, has_joined};
+use seen::{all_ours, has_joined, pods};
 use stage::Stage;
 pub use status::status;
 
 /// Seconds after which pods that should be gone are looked at again.
 const LOOK_AGAIN_SECONDS: i64 = 5;
+
+/// Seconds that the Job controller has to make the pods of an attempt.
+const PODS_COME_SECONDS: i64 = 5;
 
 /// State of a job in the cluster, and what its conductor reported.
 #[derive(Clone, Debug)]
@@ -77,6 +80,8 @@ pub struct Observed {
     /// Who has joined the control service; none where that is not known: there is no such service, or trainers may still
     /// come back to a new leader.
     pub joined: Option<Joined>,
+    /// Why a pod of the attempt that should have more was refused when it was tried.
+    pub refused_pod: Option<Failure>,
 }
 
 /// Trainers that have joined the control service.
@@ -97,6 +102,9 @@ pub struct Decision {
     pub again: Option<i64>,
     /// Pods are there or come that talk to the control service: they mount its issuer's certificate.
     pub has_workers: bool,
+    /// Name of the Job of an attempt that should have more pods by now: its controller tells nobody but its events why it
+    /// makes none, so one is tried without being made.
+    pub lacks_pods: Option<String>,
 }
 
 /// Decides what to do for a job.
@@ -184,11 +192,25 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
                 joins_by(it).filter(|_| has_joined(observed, *number, it) == Some(false))
             };
             let told = all_ours(observed).filter_map(|it| set_up_by(it).or_else(|| not_joined(it)));
-            let told = told.map(|it| it - now.as_second()).filter(|it| *it > 0);
+            let lacks = newest(observed).and_then(|it| lacks_pods_from(observed, &it));
+            decision.lacks_pods = newest(observed)
+                .filter(|_| lacks.is_some_and(|it| it <= now.as_second()))
+                .map(|it| name(&it.job.metadata).to_owned());
+            let told = told.chain(lacks).map(|it| it - now.as_second()).filter(|it| *it > 0);
             decision.again = late.into_iter().chain(leaves).chain(patience).chain(told).min();
         }
     }
     decision
+}
+
+/// The second from which on an attempt should have all of its pods, if it has not.
+fn lacks_pods_from(observed: &Observed, attempt: &Attempt<'_>) -> Option<i64> {
+    let wanted = observed.job.spec.nodes as usize;
+    if attempt.is_suspended() || pods(observed, attempt).count() >= wanted {
+        return None;
+    }
+    let made = attempt.job.metadata.creation_timestamp.as_ref()?;
+    Some(made.0.as_second() + PODS_COME_SECONDS)
 }
 
 /// The attempt whose pods stay for their logs: of those that have ended by themselves, the newest.

@@ -254,6 +254,12 @@ fn running(
                 return trains(observed, (pods, wanted), newest.map_or(0, |it| it.number), now);
             }
             let text = format!("{ready} of {wanted} pods are ready");
+            let made = pods.len();
+            if let Some(Failure { reason, message }) = &observed.refused_pod
+                && made < wanted
+            {
+                return said(false, reason, format!("{made} of {wanted} pods are made; {message}"));
+            }
             let why = |it: &&Pod| {
                 let why = stuck(it, TRAINER_CONTAINER, now)?;
                 Some(format!("{text}; pod {}: {why}", name(&it.metadata)))

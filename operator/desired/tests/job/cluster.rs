@@ -32,6 +32,8 @@ pub(crate) struct World {
     pub(crate) last_words: Option<LastWords>,
     /// Who has joined, where that is known.
     pub(crate) joined: Option<Joined>,
+    /// Why a pod that was tried was refused.
+    pub(crate) refused_pod: Option<Failure>,
     /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
     pub(crate) may_count: u32,
     /// Failures of these since a newer checkpoint was told of while the job was not over.
@@ -77,6 +79,7 @@ impl World {
             checkpoint: 0,
             last_words: None,
             joined: None,
+            refused_pod: None,
             may_count: 0,
             since_saved: 0,
             gone: false,
@@ -109,6 +112,7 @@ impl World {
             failovers: 0,
             last_words: self.last_words.clone(),
             joined: self.joined.clone(),
+            refused_pod: self.refused_pod.clone(),
         }
     }
 

@@ -2,10 +2,11 @@
 
 use std::collections::BTreeSet;
 
-use cadre_desired::job::Joined;
+use cadre_desired::Failure;
+use cadre_desired::job::{Joined, decide};
 
 use super::cluster::World;
-use super::world::{init_waits, set_condition, set_phase, set_up_since, since};
+use super::world::{init_waits, set_condition, set_phase, set_up_since, settings, since};
 
 /// Reason and message of `Running`, as the next look tells them.
 fn told(world: &mut World) -> (String, String) {
@@ -86,4 +87,32 @@ fn trainers_that_run_and_do_not_join_are_told_and_who_has_joined_once_is_not_ask
     world.joined = joined(&[2, 3]);
     world.end_trainer(0, 0);
     assert_eq!(told(&mut world), running(""));
+}
+
+#[test]
+fn an_attempt_whose_pods_do_not_come_says_why_none_is_made() {
+    let mut world = World::new(false);
+    world.reconcile(usize::MAX);
+    let lacks = |world: &World| decide(&world.observe(), &settings(), world.clock.now()).lacks_pods;
+    assert_eq!((lacks(&world), world.again()), (None, Some(5)), "its controller has just begun");
+    world.clock.second += 5;
+    assert_eq!(lacks(&world).as_deref(), Some("j-1"));
+    let message = "try a pod of Job j-1: exceeded quota: team".to_owned();
+    world.refused_pod = Some(Failure { reason: "Forbidden", message });
+    let expected = "0 of 2 pods are made; try a pod of Job j-1: exceeded quota: team";
+    assert_eq!(told(&mut world), ("Forbidden".to_owned(), expected.to_owned()));
+    // Half of them fit.
+    world.job_controller();
+    let second = world.pods.pop().expect("two");
+    let expected = expected.replace('0', "1");
+    assert_eq!(lacks(&world).as_deref(), Some("j-1"));
+    assert_eq!(told(&mut world), ("Forbidden".to_owned(), expected));
+    world.pods.push(second);
+    assert_eq!(lacks(&world), None);
+    assert_eq!(told(&mut world).0, "Starting");
+    // One that waits in a queue gets none.
+    let mut world = World::new(true);
+    world.reconcile(usize::MAX);
+    world.clock.second += 9;
+    assert_eq!((lacks(&world), world.again()), (None, None));
 }
