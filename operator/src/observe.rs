@@ -100,7 +100,9 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
-    let figures = context.told.job(&(of, name), uid);
+    let key = (of, name);
+    let attached = context.told.attached(&key);
+    let figures = context.told.job(&key, uid);
     let JobFigures { progress, failovers, checkpoint, last_words, joined, uid: _, gaps: _ } =
         figures;
     let is_known = context.issuer.folder.is_some() && context.told.completes_in().is_none();
@@ -116,6 +118,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         failovers,
         last_words,
         joined: is_known.then_some(joined),
+        attached,
         refused_pod: context.tries.of(uid),
     }
 }

@@ -4,7 +4,7 @@
 //! once (who is connected, drained, kept out) is there at once; load and progress are refreshed every
 //! [`FIGURES`], so that raw reports never reach the API server, and at rest nothing changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -51,7 +51,11 @@ struct Inner {
     live: BTreeMap<Key, BTreeMap<String, Report>>,
     /// Figures of the newest job of each name.
     jobs: BTreeMap<Key, JobFigures>,
+    attached: Trainers,
 }
+
+/// Trainers that are connected, by attempt and rank, of each job.
+pub(crate) type Trainers = BTreeMap<Key, BTreeSet<(u32, u32)>>;
 
 /// A pool's servers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -184,6 +188,19 @@ impl Told {
         let changed = inner.jobs.get(key) != Some(figures);
         inner.jobs.insert(key.clone(), figures.clone());
         changed
+    }
+
+    /// Trainers of a job that are connected.
+    pub(crate) fn attached(&self, key: &Key) -> BTreeSet<(u32, u32)> {
+        self.locked().attached.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Tells all trainers that are connected. Out: the jobs of which that is news.
+    pub(crate) fn tell_attached(&self, now: Trainers) -> Vec<Key> {
+        let before = std::mem::replace(&mut self.locked().attached, now.clone());
+        let of_both: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+        let is_news = |it: &&Key| before.get(*it) != now.get(*it);
+        of_both.into_iter().filter(is_news).cloned().collect()
     }
 
     /// The conductor of an attempt ends by itself.

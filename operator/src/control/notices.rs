@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use cadre_control::Caller;
 use cadre_control::proto::{self, notice};
 use cadre_control::server::Link;
-use cadre_views::{Input, JobKey, ServerId};
+use cadre_views::{Input, JobKey, ServerId, Who};
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 
@@ -58,6 +58,14 @@ impl Service {
             tokio::spawn(async move {
                 report::say(&context, &pod, true, "NotAdmitted", &reason).await;
             });
+        }
+    }
+
+    /// Ends a worker's link with a word to it.
+    pub(super) fn part(&mut self, worker: &(Key, Who), say: impl FnOnce(Link)) {
+        if let Some(link) = self.workers.remove(worker) {
+            self.links.remove(&link.id());
+            say(link);
         }
     }
 

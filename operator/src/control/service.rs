@@ -38,7 +38,7 @@ pub(super) struct Service {
     term: u64,
     started: Instant,
     pools: BTreeMap<Key, Pool>,
-    links: BTreeMap<LinkId, (Key, Who)>,
+    pub(super) links: BTreeMap<LinkId, (Key, Who)>,
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
     pub(super) attempts: BTreeMap<JobKey, Attempt>,
@@ -128,6 +128,7 @@ impl Service {
 
     fn tick(&mut self) {
         self.share();
+        self.tell_attached();
         let keys: Vec<Key> = self.pools.keys().cloned().collect();
         for key in &keys {
             self.put(key, Input::Tick);
@@ -322,13 +323,6 @@ impl Service {
             }
             Command::Drain { stays, over, .. } => self.send(&worker, proto::Drain { stays, over }),
             Command::Notice(..) => {}
-        }
-    }
-
-    pub(super) fn part(&mut self, worker: &(Key, Who), say: impl FnOnce(Link)) {
-        if let Some(link) = self.workers.remove(worker) {
-            self.links.remove(&link.id());
-            say(link);
         }
     }
 

@@ -16,7 +16,8 @@
 //! have to start anew. The number of the attempt and the restarts that counted stand on the Job, so
 //! nothing hangs on a status that was not written.
 //!
-//! Invariant: an attempt is created only when all others make no pods any more and their pods are quiet, and the longer after
+//! Invariant: an attempt is created only when all others make no pods any more, their pods are quiet and none of their trainers
+//! is connected to the control service, and the longer after
 //! the end of the one before, the more in a row have ended without a newer checkpoint.
 
 mod attempt;
@@ -80,6 +81,8 @@ pub struct Observed {
     /// Who has joined the control service; none where that is not known: there is no such service, or trainers may still
     /// come back to a new leader.
     pub joined: Option<Joined>,
+    /// Trainers that are connected to the control service now, by attempt and rank.
+    pub attached: BTreeSet<(u32, u32)>,
     /// Why a pod of the attempt that should have more was refused when it was tried.
     pub refused_pod: Option<Failure>,
 }

@@ -168,6 +168,27 @@ pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timesta
     pods(observed, attempt).all(|it| is_quiet(it, now))
 }
 
+/// A trainer, by attempt and rank, that is still connected although it should be gone: its node's kubelet is dead, and its
+/// machine lives.
+pub(super) fn trains_on(observed: &Observed) -> Option<(u32, u32)> {
+    let has_ended = |(attempt, rank): (u32, u32)| {
+        // A controller may say of a pod whose kubelet is silent that it has failed.
+        let pod = pod_of(observed, attempt, rank);
+        pod.is_some_and(|it| state(it) == State::Ended && end(it, TRAINER_CONTAINER).is_some())
+    };
+    observed.attached.iter().copied().find(|it| !has_ended(*it))
+}
+
+/// The pod of a trainer, if it is there.
+pub(super) fn pod_of(observed: &Observed, attempt: u32, rank: u32) -> Option<&Pod> {
+    let is_of = |it: &&Pod| {
+        let number = label(&it.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok());
+        let ranks = identity::ranks(it, &observed.job);
+        number == Some(attempt) && ranks.is_some_and(|it| it.contains(&rank))
+    };
+    all_ours(observed).find(is_of)
+}
+
 /// Whether the trainers of a pod of this attempt have joined the control service; none where that is not known.
 pub(super) fn has_joined(observed: &Observed, attempt: u32, pod: &Pod) -> Option<bool> {
     let joined = observed.joined.as_ref()?;

@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::Observed;
 use super::attempt::{Attempt, Restarts, attempt, attempts, newest, told};
 use super::failure::{Cause, RESTARTS_USED_UP, Verdict, is_lost, judge, stands};
-use super::seen::all_ours;
+use super::seen::{all_ours, trains_on};
 use crate::conditions::is_true;
 use crate::names::{is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -134,7 +134,8 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
-    if !is_over || !all_ours(observed).all(|it| is_quiet(it, now)) {
+    let is_quiet = all_ours(observed).all(|it| is_quiet(it, now));
+    if !is_over || !is_quiet || trains_on(observed).is_some() {
         return Stage::Waiting { number, restarts, after };
     }
     // What was lost in a hiccup of the cluster is not tried again and again while it lasts.

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::attempt::{Attempt, checkpoint, newest, told};
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
-use super::seen::{all_ours, has_joined};
+use super::seen::{all_ours, has_joined, pod_of, trains_on};
 use super::stage::{Obstacle, Stage, is_reopened, obstacle, of, was_taken_back};
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
@@ -304,10 +304,21 @@ fn trains(
 /// Names a pod that the next attempt waits for.
 fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
     let waited = all_ours(observed).filter(|it| !is_quiet(it, now)).map(|it| name(&it.metadata));
-    match waited.min() {
-        Some(pod) => Said { message: format!("{}; it waits for pod {pod}", said.message), ..said },
-        None => said,
+    if let Some(pod) = waited.min() {
+        return Said { message: format!("{}; it waits for pod {pod}", said.message), ..said };
     }
+    let Some((attempt, rank)) = trains_on(observed) else { return said };
+    let pod = pod_of(observed, attempt, rank).map(|it| {
+        let node = node(it).map(|it| format!(" on node {it}")).unwrap_or_default();
+        format!("pod {}{node}", name(&it.metadata))
+    });
+    let who = pod.unwrap_or_else(|| "its pod is gone".to_owned());
+    let message = format!(
+        "{}; trainer {rank} of attempt {attempt} ({who}) should be gone and is still connected: its node's kubelet is dead \
+         and its machine lives, so switch the machine off",
+        said.message
+    );
+    Said { message, ..said }
 }
 
 /// Each attempt is a workload of its own to the queue.

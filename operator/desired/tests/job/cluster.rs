@@ -32,6 +32,8 @@ pub(crate) struct World {
     pub(crate) last_words: Option<LastWords>,
     /// Who has joined, where that is known.
     pub(crate) joined: Option<Joined>,
+    /// Trainers that are connected, by attempt and rank.
+    pub(crate) attached: BTreeSet<(u32, u32)>,
     /// Why a pod that was tried was refused.
     pub(crate) refused_pod: Option<Failure>,
     /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
@@ -79,6 +81,7 @@ impl World {
             checkpoint: 0,
             last_words: None,
             joined: None,
+            attached: BTreeSet::new(),
             refused_pod: None,
             may_count: 0,
             since_saved: 0,
@@ -112,6 +115,7 @@ impl World {
             failovers: 0,
             last_words: self.last_words.clone(),
             joined: self.joined.clone(),
+            attached: self.attached.clone(),
             refused_pod: self.refused_pod.clone(),
         }
     }

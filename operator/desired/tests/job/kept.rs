@@ -96,3 +96,34 @@ fn an_attempt_says_of_which_generation_it_is() {
     rest(&mut world);
     assert_eq!(told(&world), (2, 5, 5));
 }
+
+#[test]
+fn an_attempt_waits_for_a_trainer_that_a_dead_kubelet_has_not_ended() {
+    for is_pod_there in [true, false] {
+        let mut world = World::new(false);
+        rest(&mut world);
+        for (index, pod) in world.pods.iter_mut().enumerate() {
+            let labels = pod.metadata.labels.get_or_insert_default();
+            labels.insert("batch.kubernetes.io/job-completion-index".into(), index.to_string());
+        }
+        world.attached = [(1, 0), (1, 1)].into();
+        world.lose_node_of(0);
+        world.attached.remove(&(1, 1));
+        // Much longer than a pod is waited for.
+        for _ in 0..200 {
+            world.calm();
+            world.reconcile(usize::MAX);
+            if !is_pod_there && world.jobs.is_empty() {
+                world.pods.retain(|it| name(&it.metadata) != "j-1-0");
+            }
+        }
+        assert!(!world.is_true("Running"), "two would write the same checkpoints");
+        let said = world.condition("Running").map(|it| it.message).unwrap_or_default();
+        let who = if is_pod_there { "pod j-1-0 on node node-0" } else { "its pod is gone" };
+        let expected = format!("; trainer 0 of attempt 1 ({who}) should be gone and is still");
+        assert!(said.contains(&expected), "{said}");
+        world.attached.clear();
+        rest(&mut world);
+        assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
+    }
+}
