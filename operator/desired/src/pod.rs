@@ -87,15 +87,9 @@ pub(crate) fn end<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStat
 /// Why a container of this name cannot start, if it cannot: nor can it while one before it cannot, nor while its node lacks what
 /// the pod needs.
 pub(crate) fn stuck(pod: &Pod, container: &str, now: Timestamp) -> Option<String> {
-    let status = pod.status.as_ref()?;
-    let before = status.init_container_statuses.iter().flatten();
-    let own = status.container_statuses.iter().flatten().filter(|it| it.name == container);
-    let of = |it: &ContainerStatus| {
-        let said = waiting(it)?;
-        Some(if it.name == container { said } else { format!("container {}: {said}", it.name) })
-    };
-    if let Some(said) = before.chain(own).find_map(of) {
-        return Some(said);
+    let said = waits(pod, container);
+    if said.is_some() {
+        return said;
     }
     set_up_by(pod).filter(|it| *it <= now.as_second()).map(|_| {
         format!(
@@ -104,6 +98,18 @@ pub(crate) fn stuck(pod: &Pod, container: &str, now: Timestamp) -> Option<String
             pod.metadata.name.as_deref().unwrap_or_default()
         )
     })
+}
+
+/// Why a container of this name cannot start, or one before it, by what their kubelet says.
+pub(crate) fn waits(pod: &Pod, container: &str) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let before = status.init_container_statuses.iter().flatten();
+    let own = status.container_statuses.iter().flatten().filter(|it| it.name == container);
+    let of = |it: &ContainerStatus| {
+        let said = waiting(it)?;
+        Some(if it.name == container { said } else { format!("container {}: {said}", it.name) })
+    };
+    before.chain(own).find_map(of)
 }
 
 /// The second from which on it is late that a pod's volumes and network are not ready, if they are not.
