@@ -276,8 +276,10 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 }
 
 /// One server at a time may be evicted; those that are not ready always may. The disruption controller counts the others from
-/// `spec.replicas`, through the scale subresource.
-pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
+/// `spec.replicas`, through the scale subresource: those that find no node would count as evicted as long as that is so, and
+/// nobody could drain a node.
+pub(crate) fn budget(pool: &AttentionPool, without_node: usize) -> PodDisruptionBudget {
+    let most = i32::try_from(without_node).unwrap_or(i32::MAX).saturating_add(1);
     PodDisruptionBudget {
         metadata: meta(pool, names::servers_budget(name(&pool.metadata))),
         spec: Some(PodDisruptionBudgetSpec {
@@ -287,7 +289,7 @@ pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
                 match_expressions: None,
             }),
             unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
-            max_unavailable: Some(IntOrString::Int(1)),
+            max_unavailable: Some(IntOrString::Int(most)),
         }),
         status: None,
     }

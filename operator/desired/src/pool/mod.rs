@@ -43,7 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
 use crate::names::{LAST_INCARNATION, is_owned, owned_by, pool_labels};
-use crate::pod::{State, set_up_by};
+use crate::pod::{State, set_up_by, unscheduled};
 use crate::settings::Settings;
 pub use facts::facts;
 use revision::Rollout;
@@ -163,7 +163,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     }));
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
-        surroundings(observed, &mut decision.actions);
+        surroundings(observed, &all, &mut decision.actions);
     }
     let wanted = scale.servers as usize;
     if !deleted {
@@ -203,7 +203,7 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut 
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
+fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Action>) {
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -216,7 +216,10 @@ fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
         }
         Some(_) => {}
     }
-    let budget = manifest::budget(pool);
+    let finds_none =
+        |it: &&Server<'_>| it.state == State::Unscheduled && unscheduled(it.pod).is_some();
+    let without_node = all.iter().filter(finds_none);
+    let budget = manifest::budget(pool, without_node.count());
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {

@@ -22,7 +22,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 use serde_json::json;
-use world::{end, name, on_node, set_phase, settings};
+use world::{end, name, on_node, set_condition, set_phase, settings};
 
 /// Lets things calm down until all is tried that may be, and nothing changes any more.
 fn settle(world: &mut World) {
@@ -253,6 +253,25 @@ fn the_budget_of_an_earlier_build_is_replaced() {
     let spec = world.budget.as_ref().and_then(|it| it.spec.as_ref()).expect("a budget");
     assert_eq!(spec.max_unavailable, Some(IntOrString::Int(1)));
     assert_eq!((&spec.min_available, world.pods == pods), (&None, true));
+}
+
+#[test]
+fn a_server_may_be_evicted_though_others_find_no_node() {
+    let mut world = World::new(4);
+    rest(&mut world);
+    for pod in &mut world.pods[2..] {
+        pod.spec.get_or_insert_default().node_name = None;
+        set_phase(pod, "Pending", false);
+        set_condition(pod, "PodScheduled", false);
+    }
+    let names: Vec<_> = world.pods[2..].iter().map(|it| name(&it.metadata)).collect();
+    world.reports.retain(|it, _| !names.contains(it));
+    world.done.clear();
+    world.reconcile(usize::MAX);
+    world.reconcile(usize::MAX);
+    assert_eq!(world.evictions(), 1, "one of the two that serve");
+    rest(&mut world);
+    assert_eq!(world.evictions(), 1, "one of four");
 }
 
 #[test]
