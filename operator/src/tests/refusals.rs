@@ -7,10 +7,11 @@ use cadre_desired::{Action, Object};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 
-use super::server::Server;
+use super::server::{Objects, Refused, Server};
 use super::{job, name, operator, operator_with, pool, reason, running, said};
 use crate::apply;
 use crate::issuer::Issuer;
+use crate::metrics::Seen;
 
 const QUOTA: &str =
     "pods \"NAME\" is forbidden: exceeded quota: team, used: pods=2, limited: pods=2";
@@ -165,6 +166,37 @@ async fn words_that_are_too_long_for_a_condition_are_told_as_far_as_it_goes() {
         assert_eq!((reason.as_str(), message.chars().count()), ("Refused", 32_768), "{kind}");
         assert!(message.starts_with("create "), "{kind}");
     }
+}
+
+#[tokio::test]
+async fn definitions_of_an_earlier_build_lose_what_they_do_not_know_and_that_is_told() {
+    let server = Server::new();
+    let unknown = "failed to create typed patch object (n/p; cadre.dev/v1alpha1, Kind=AttentionPool): errors:\n  \
+                   .status.selector: field not declared in schema\n  .status.holders: field not declared in schema";
+    server.refuse(Refused {
+        verb: "status",
+        resource: "attentionpools",
+        with: "/status/selector",
+        code: 500,
+        words: unknown.into(),
+    });
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(2));
+    two_that_run(&server).await;
+    let told = |all: &Objects<'_>| {
+        let pool = all.get("attentionpools", "p")?;
+        (reason(pool, "Degraded") == "OldDefinitions" && pool["status"]["ready"] == 2)
+            .then(|| pool.clone())
+    };
+    let pool = server.until("what is wrong", told).await;
+    assert_eq!(pool["status"]["selector"], Value::Null);
+    assert_eq!(
+        said(&pool, "Degraded", "message"),
+        "the definitions in the cluster are of another build and do not know status.holders, status.selector: apply those \
+         of this build (charts/cadre/crds)"
+    );
+    let text = context.metrics.text(&Seen::default());
+    assert!(!text.contains("result=\"error\""), "{text}");
 }
 
 #[tokio::test]

@@ -1,8 +1,7 @@
 //! A small API server in memory, for the tests of this crate.
 //!
 //! In: requests of a real client. Out: lists, watches, creates, patches and deletes as the real one answers them, with uids,
-//! versions, conflicts and preconditions. Of `managedFields` it notes who has the number of a pool's servers. It knows no
-//! schemas and runs no controllers; the tests on a cluster ask the real one.
+//! versions, conflicts, preconditions, and in `managedFields` who has a pool's number. It knows no schemas, runs no controllers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -25,11 +24,12 @@ use super::wire::{born, merge, parameter, patched, refuse, refuse_with, reply, s
 pub(crate) type Address = (String, String, String);
 
 /// A request that is refused: what it does (`create`, `get`, `patch`, `apply`, `delete`, or `status` for a write of that), to
-/// which resource, with which code and words.
+/// which resource, with what in it (a JSON pointer), with which code and words.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     pub(crate) verb: &'static str,
     pub(crate) resource: &'static str,
+    pub(crate) with: &'static str,
     pub(crate) code: u16,
     pub(crate) words: String,
 }
@@ -122,10 +122,11 @@ impl Server {
     }
 
     /// The answer to a request that is refused.
-    fn refusal(&self, verb: &str, resource: &str) -> Option<Response> {
+    fn refusal(&self, verb: &str, resource: &str, body: &Value) -> Option<Response> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (refused, times) = inner.refused.as_mut()?;
-        if (refused.verb, refused.resource) != (verb, resource) {
+        let is_it = (refused.verb, refused.resource) == (verb, resource);
+        if !is_it || body.pointer(refused.with).is_none() {
             return None;
         }
         *times += 1;
@@ -259,7 +260,7 @@ async fn answered(server: Server, request: Request) -> Response {
         _ if rest.len() > 1 => "get",
         _ => "list",
     };
-    if let Some(refusal) = server.refusal(verb, resource) {
+    if let Some(refusal) = server.refusal(verb, resource, &body) {
         return refusal;
     }
     let Some(name) = rest.get(1) else {
