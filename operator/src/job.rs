@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::control::issuer;
 use crate::error::Error;
 use crate::looked::Looked;
-use crate::{apply, observe, report, tries};
+use crate::{apply, lacks, observe, report};
 
 pub(crate) async fn reconcile(
     object: Arc<Readable<TrainingJob>>,
@@ -26,7 +26,8 @@ pub(crate) async fn reconcile(
     let done = apply::all(&context, object, decision.actions, prepared).await;
     let apply::Done { version, failed } = done;
     let lacks = decision.lacks_pods.as_deref();
-    let turns = [renewal, context.told.completes_in(), tries::one(&context, object, lacks).await];
+    let turns =
+        [renewal, context.told.completes_in(), lacks::try_pod(&context, object, lacks).await];
     let next = turns.into_iter().flatten().min();
 
     let failure = failed.as_ref().and_then(Error::failure);

@@ -21,6 +21,7 @@ mod http;
 mod issuer;
 mod job;
 mod known;
+mod lacks;
 mod leader;
 mod looked;
 mod metrics;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use cadre_control::proto::{self, finished::Outcome};
 use cadre_crds::Progress;
-use cadre_desired::job::{Joined, LastWords};
+use cadre_desired::job::{Arrived, LastWords};
 use cadre_desired::pool::Report;
 use cadre_views::JobKey;
 use k8s_openapi::jiff::Timestamp;
@@ -84,7 +84,7 @@ pub(crate) struct JobFigures {
     /// Last message of an attempt that has failed, until its conductor says farewell.
     pub(crate) last_words: Option<LastWords>,
     /// Trainers of the newest attempt that have joined, also those that have left since.
-    pub(crate) joined: Joined,
+    pub(crate) joined: Arrived,
 }
 
 /// How far the plans of the newest step are above the lower bounds, as fractions; none where no

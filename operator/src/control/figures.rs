@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use cadre_crds::Progress;
 use cadre_views::JobKey;
 
+use crate::context::Context;
 use crate::told::{Gaps, JobFigures};
 
 /// See the module.
@@ -83,6 +84,14 @@ impl Figures {
     ) -> impl Iterator<Item = (&JobKey, &JobFigures)> {
         self.0.retain(|it, _| is_there(it));
         self.0.iter()
+    }
+}
+
+/// Tells the reconciles the figures of an attempt's job, if they are new.
+pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
+    let of = (key.namespace.clone(), key.name.clone());
+    if context.told.tell_job(&of, figures) {
+        context.caches.job_triggers.put(of);
     }
 }
 

@@ -3,8 +3,7 @@
 //! In: notices of conductors, words of the decisions, workers that are turned away. Out: events, written beside everything else; one that cannot be written
 //! holds nothing up. A lost server is acted on, too.
 
-use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use cadre_control::Caller;
 use cadre_control::proto::{self, notice};
@@ -16,34 +15,6 @@ use kube::runtime::reflector::ObjectRef;
 use super::service::Service;
 use crate::report;
 use crate::triggers::Key;
-
-/// How long a worker waits at the door before it is told on its pod; most come too early by a second.
-const LONG: Duration = Duration::from_secs(10);
-/// After this time without another try its wait is over.
-const OVER: Duration = Duration::from_mins(1);
-
-/// Pods whose workers wait at the door, by uid.
-#[derive(Debug, Default)]
-pub(super) struct Waiting(BTreeMap<String, Wait>);
-
-#[derive(Debug)]
-struct Wait {
-    first: Instant,
-    last: Instant,
-    is_told: bool,
-}
-
-impl Waiting {
-    /// A worker was turned away for now. Out: whether that is to be told on its pod: once, if it waits for long.
-    fn is_long(&mut self, pod: &str, now: Instant) -> bool {
-        self.0.retain(|_, it| now.duration_since(it.last) < OVER);
-        let new = || Wait { first: now, last: now, is_told: false };
-        let wait = self.0.entry(pod.to_owned()).or_insert_with(new);
-        wait.last = now;
-        let is_long = now.duration_since(wait.first) >= LONG;
-        is_long && !std::mem::replace(&mut wait.is_told, is_long)
-    }
-}
 
 impl Service {
     /// Turns a worker away for now; it comes again.
@@ -98,20 +69,5 @@ impl Service {
         tokio::spawn(async move {
             report::say(&context, object.as_ref(), true, reason, &text).await;
         });
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_wait_is_told_once_when_it_is_long_and_one_that_was_given_up_begins_anew() {
-        let (mut waiting, start) = (Waiting::default(), Instant::now());
-        let mut told = |pod, at| waiting.is_long(pod, start + Duration::from_secs(at));
-        let tries: Vec<u64> = (0..40).chain(100..120).filter(|it| told("u", *it)).collect();
-        assert_eq!(tries, [10, 110]);
-        assert!(!told("other", 900));
-        assert_eq!(waiting.0.len(), 1, "the first one has given up");
     }
 }

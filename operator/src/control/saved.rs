@@ -5,9 +5,9 @@
 
 use cadre_views::{JobKey, Who};
 
+use super::figures::tell_job;
 use super::service::Service;
-use crate::context::Context;
-use crate::told::{JobFigures, Trainers};
+use crate::told::Trainers;
 
 impl Service {
     /// A trainer of an attempt has joined.
@@ -36,13 +36,5 @@ impl Service {
         if let Some(figures) = self.jobs.saved(attempt, steps) {
             tell_job(&self.context, attempt, figures);
         }
-    }
-}
-
-/// Tells the reconciles the figures of an attempt's job, if they are new.
-pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
-    let of = (key.namespace.clone(), key.name.clone());
-    if context.told.tell_job(&of, figures) {
-        context.caches.job_triggers.put(of);
     }
 }

@@ -18,9 +18,8 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, Known, identify, job_facts};
-use super::figures::Figures;
-use super::notices::Waiting;
-use super::saved::tell_job;
+use super::figures::{Figures, tell_job};
+use super::waiting::Waiting;
 use super::words::{self, Attempt, steps_in};
 use crate::context::Context;
 use crate::told::{FIGURES, Gaps, Servers, last_words, progress};

@@ -80,7 +80,7 @@ pub struct Observed {
     pub last_words: Option<LastWords>,
     /// Who has joined the control service; none where that is not known: there is no such service, or trainers may still
     /// come back to a new leader.
-    pub joined: Option<Joined>,
+    pub joined: Option<Arrived>,
     /// Trainers that are connected to the control service now, by attempt and rank.
     pub attached: BTreeSet<(u32, u32)>,
     /// Why a pod of the attempt that should have more was refused when it was tried.
@@ -89,7 +89,7 @@ pub struct Observed {
 
 /// Trainers that have joined the control service.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
-pub struct Joined {
+pub struct Arrived {
     /// Number of their attempt.
     pub attempt: u32,
     /// Their ranks.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_desired::job::{Joined, LastWords, Observed, decide, status};
+use cadre_desired::job::{Arrived, LastWords, Observed, decide, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
@@ -31,7 +31,7 @@ pub(crate) struct World {
     /// What a conductor said last.
     pub(crate) last_words: Option<LastWords>,
     /// Who has joined, where that is known.
-    pub(crate) joined: Option<Joined>,
+    pub(crate) joined: Option<Arrived>,
     /// Trainers that are connected, by attempt and rank.
     pub(crate) attached: BTreeSet<(u32, u32)>,
     /// Why a pod that was tried was refused.

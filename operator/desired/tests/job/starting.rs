@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 
 use cadre_desired::Failure;
-use cadre_desired::job::{Joined, decide};
+use cadre_desired::job::{Arrived, decide};
 
 use super::cluster::World;
 use super::world::{init_waits, set_condition, set_phase, set_up_since, settings, since};
@@ -67,8 +67,8 @@ fn trainers_that_run_and_do_not_join_are_told_and_who_has_joined_once_is_not_ask
     assert_eq!((told(&mut world), world.again()), (running(""), None), "nobody knows");
 
     let joined =
-        |ranks: &[u32]| Some(Joined { attempt: 1, ranks: ranks.iter().copied().collect() });
-    world.joined = Some(Joined { attempt: 7, ranks: BTreeSet::from([0, 1, 2, 3]) });
+        |ranks: &[u32]| Some(Arrived { attempt: 1, ranks: ranks.iter().copied().collect() });
+    world.joined = Some(Arrived { attempt: 7, ranks: BTreeSet::from([0, 1, 2, 3]) });
     assert_eq!(told(&mut world), running(", 0 have joined"), "those of another attempt");
     world.joined = joined(&[0, 1, 2]);
     assert_eq!(told(&mut world), running(", 1 have joined"), "one of two ranks is missing");

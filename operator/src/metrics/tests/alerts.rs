@@ -363,7 +363,6 @@ fn each_alert_fires_for_its_cause_alone_and_all_are_silent_when_all_is_well() {
     // Nobody is there, or a standby alone, which tells of no object.
     check(firing(&[Scrape(Vec::new())]), &["CadreWithoutLeader"]);
     check(firing(&[told(&Metrics::default(), &Seen::default())]), &["CadreWithoutLeader"]);
-
     let pools = |spec: Value, change: &dyn Fn(&mut AttentionPool)| Seen {
         pools: vec![a_pool(spec, change)],
         ..well()
