@@ -155,12 +155,18 @@ pub(super) fn all_ours(observed: &Observed) -> impl Iterator<Item = &Pod> {
     observed.pods.iter().filter(is_ours)
 }
 
+/// The pods of an attempt. A former job of the same name had one of the same number, whose pods may be lost for long.
 pub(super) fn pods<'a>(
     observed: &'a Observed,
     attempt: &Attempt<'_>,
-) -> impl Iterator<Item = &'a Pod> {
-    let number = attempt.number.to_string();
-    let of_attempt = move |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
+) -> impl Iterator<Item = &'a Pod> + use<'a> {
+    let (number, job) = (attempt.number.to_string(), attempt.job.metadata.uid.clone());
+    let of_attempt = move |it: &&Pod| {
+        let mut owners = it.metadata.owner_references.iter().flatten();
+        let owner = owners.find(|it| it.controller == Some(true));
+        let is_its = owner.is_none_or(|it| Some(&it.uid) == job.as_ref());
+        is_its && label(&it.metadata, LABEL_ATTEMPT) == Some(&number)
+    };
     all_ours(observed).filter(of_attempt)
 }
 

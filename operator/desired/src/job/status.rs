@@ -4,7 +4,7 @@
 //! tells has changed, so that it need not be written; none for a job that is deleted, or another
 //! controller's. `Running`'s reason is the word that `kubectl get cadjob` shows.
 
-use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
+use cadre_crds::contract::TRAINER_CONTAINER;
 use cadre_crds::{Encryption, TrainingJob, TrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,12 +13,12 @@ use k8s_openapi::jiff::Timestamp;
 use super::attempt::{Attempt, checkpoint, newest, told};
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
-use super::seen::{all_ours, has_joined, pod_of, trains_on};
+use super::seen::{self, all_ours, has_joined, pod_of, trains_on};
 use super::stage::{Obstacle, Stage, is_reopened, obstacle, of, was_taken_back};
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
-use crate::names::{label, name};
+use crate::names::name;
 use crate::pod::{
     JOINS, JOINS_SECONDS, State, is_quiet, joins_by, node, state, stuck, unscheduled,
 };
@@ -170,9 +170,8 @@ fn way_on(observed: &Observed) -> String {
 
 /// Pods of the newest attempt that are not on their way out, by name.
 fn pods<'a>(observed: &'a Observed, newest: Option<&Attempt<'_>>) -> Vec<&'a Pod> {
-    let Some(number) = newest.map(|it| it.number.to_string()) else { return Vec::new() };
-    let of_attempt = |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
-    let mut pods: Vec<_> = all_ours(observed).filter(of_attempt).collect();
+    let Some(newest) = newest else { return Vec::new() };
+    let mut pods: Vec<_> = seen::pods(observed, newest).collect();
     pods.retain(|it| state(it) != State::Leaving);
     pods.sort_by_key(|it| name(&it.metadata).to_owned());
     pods

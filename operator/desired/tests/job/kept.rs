@@ -1,5 +1,7 @@
 //! Which attempts stay for their logs, and whose pods an attempt waits for.
 
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
 use super::cluster::World;
 use super::events::Event;
 use super::world::name;
@@ -126,4 +128,20 @@ fn an_attempt_waits_for_a_trainer_that_a_dead_kubelet_has_not_ended() {
         rest(&mut world);
         assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
     }
+}
+
+#[test]
+fn a_lost_pod_of_a_former_job_of_the_same_name_is_none_of_the_new_one() {
+    let mut world = World::new(false);
+    world.join(Some("1"));
+    let clock = world.clock.clone();
+    let pod = world.pods.last_mut().expect("it has joined");
+    pod.metadata.deletion_timestamp = Some(Time(clock.now()));
+    let owner = pod.metadata.owner_references.iter_mut().flatten().next().expect("it has one");
+    owner.name = "j-1".into();
+    world.dead.insert("node-0".into());
+    world.clock.second += 60;
+    rest(&mut world);
+    assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
+    assert_eq!(attempts(&world), ["1"]);
 }
