@@ -114,12 +114,15 @@ pub(crate) fn waits(pod: &Pod, container: &str) -> Option<String> {
 
 /// The second from which on it is late that a pod's volumes and network are not ready, if they are not.
 pub(crate) fn set_up_by(pod: &Pod) -> Option<i64> {
-    let is_true = |it: &&PodCondition| it.status == "True";
-    let is_ready = condition(pod, "PodReadyToStartContainers").filter(is_true).is_some();
+    let is_ready =
+        condition(pod, "PodReadyToStartContainers").is_some_and(|it| it.status == "True");
     if is_ready || state(pod) != State::Starting || has_begun(pod) {
         return None;
     }
-    let since = condition(pod, "PodScheduled").filter(is_true)?.last_transition_time.as_ref()?;
+    let since = condition(pod, "PodScheduled")
+        .filter(|it| it.status == "True")?
+        .last_transition_time
+        .as_ref()?;
     Some(since.0.as_second() + SET_UP_SECONDS)
 }
 

@@ -56,14 +56,16 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
         // An attempt that is not kept for its logs is deleted soon, so its count goes into the
         // status now. So it does before a pause, in which somebody may delete it.
-        let counted = match &stage {
-            Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. } => {
-                Some(restarts).filter(|_| !newest.is_over())
-            }
-            Stage::Pausing { restarts, .. } => Some(restarts),
-            _ => None,
+        let pauses =
+            if let Stage::Pausing { restarts, .. } = &stage { Some(restarts) } else { None };
+        let goes = if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
+            (&stage, newest.is_over())
+        {
+            Some(restarts)
+        } else {
+            None
         };
-        if let Some(restarts) = counted {
+        if let Some(restarts) = pauses.or(goes) {
             status.restarts = status.restarts.max(restarts.all);
             in_a_row = restarts.in_a_row;
         }
