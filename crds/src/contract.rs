@@ -29,6 +29,9 @@ pub const LABEL_ATTEMPT: &str = "cadre.dev/attempt";
 pub const ANNOTATION_RESTARTS: &str = "cadre.dev/restarts";
 /// Annotation of an attempt's Job: those of them since a newer checkpoint was heard of.
 pub const ANNOTATION_IN_A_ROW: &str = "cadre.dev/restarts-without-progress";
+/// Annotation of an attempt's Job: attempts since a newer checkpoint was heard of that ended before it, also those whose restart
+/// does not count.
+pub const ANNOTATION_VAIN: &str = "cadre.dev/attempts-without-progress";
 /// Annotation of an attempt's Job: steps in the newest checkpoint that was heard of before it.
 pub const ANNOTATION_CHECKPOINT: &str = "cadre.dev/checkpoint-step";
 /// Annotation of an attempt's Job: generation of the spec that it was made from.

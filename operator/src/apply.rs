@@ -1,7 +1,7 @@
 //! Carries actions out.
 //!
-//! In: the actions for an object, in order. Out: all done, or why the first was not. What was written is
-//! remembered, so that the next look sees it.
+//! In: the actions for an object, in order. Out: all done, or why the first was not, and the version that the object has
+//! by then. What was written is remembered, so that the next look sees it.
 //!
 //! One action that is refused holds no other up: who may leave leaves though no further pod fits. Only what would be
 //! made on top of it waits: a Job for its Service, a pod for the one before that was refused, both for the certificate
@@ -35,14 +35,22 @@ use crate::error::{Error, is_code};
 /// Pods written at the same time for one object.
 const AT_ONCE: usize = 16;
 
-/// Carries all actions for `owner` out, after `prepared` did or did not get ready what workers need. Out: the first
-/// failure; the others that there may be are met again in the next look.
+/// What has become of the actions for an object.
+#[derive(Debug)]
+pub(crate) struct Done {
+    /// Version of the object, where an action has changed it.
+    pub(crate) version: Option<String>,
+    /// The first failure; the others that there may be are met again in the next look.
+    pub(crate) failed: Option<Error>,
+}
+
+/// Carries all actions for `owner` out, after `prepared` did or did not get ready what workers need.
 pub(crate) async fn all<K>(
     context: &Context,
     owner: &K,
     actions: Vec<Action>,
     prepared: Result<(), Error>,
-) -> Result<(), Error>
+) -> Done
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -60,10 +68,15 @@ where
         | Action::Release => false,
     });
     let no_more_pods = AtomicBool::new(prepared.is_err());
-    let mut result = prepared;
+    let (mut owner, mut version, mut result) = (owner.clone(), None, prepared);
     for action in others {
         if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
-            result = Error::first(result, one(context, owner, action).await);
+            let done = one(context, &owner, action).await;
+            if let Ok(Some(newer)) = &done {
+                owner.meta_mut().resource_version = Some(newer.clone());
+                version = Some(newer.clone());
+            }
+            result = Error::first(result, done.map(drop));
         }
     }
     let pod = async |action: Action| {
@@ -71,15 +84,17 @@ where
         if makes && no_more_pods.load(Ordering::Relaxed) {
             return Ok(());
         }
-        let done = one(context, owner, action).await;
+        let done = one(context, &owner, action).await.map(drop);
         no_more_pods.fetch_or(makes && done.is_err(), Ordering::Relaxed);
         done
     };
     let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
-    pods.into_iter().fold(result, Error::first)
+    let failed = pods.into_iter().fold(result, Error::first).err();
+    Done { version, failed }
 }
 
-async fn one<K>(context: &Context, owner: &K, action: Action) -> Result<(), Error>
+/// Carries one action out. Out: the owner's version, if the action has changed it.
+async fn one<K>(context: &Context, owner: &K, action: Action) -> Result<Option<String>, Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -90,26 +105,29 @@ where
     let client = &context.client;
     context.metrics.action(&action);
     match action {
+        Action::Scale { replicas, annotation, text } => {
+            return scale(client, owner, replicas, (annotation, &text)).await;
+        }
+        Action::Guard => return finalizers(client, owner, true).await,
+        Action::Release => return finalizers(client, owner, false).await,
         Action::Create(Object::Pod(pod)) => {
             if let Some(made) = create(client, owner, *pod).await? {
                 context.recent_pods.wrote(made, Instant::now());
             }
-            Ok(())
         }
         Action::Create(Object::Job(job)) => {
             if let Some(made) = create(client, owner, *job).await? {
                 context.recent_jobs.wrote(made, Instant::now());
             }
-            Ok(())
         }
-        Action::Create(Object::Service(it)) => create(client, owner, *it).await.map(drop),
-        Action::Create(Object::Budget(it)) => create(client, owner, *it).await.map(drop),
-        Action::Create(Object::Revision(it)) => create(client, owner, *it).await.map(drop),
-        Action::Apply(Object::Pod(it)) => apply(client, &namespace, *it).await,
-        Action::Apply(Object::Job(it)) => apply(client, &namespace, *it).await,
-        Action::Apply(Object::Service(it)) => apply(client, &namespace, *it).await,
-        Action::Apply(Object::Budget(it)) => apply(client, &namespace, *it).await,
-        Action::Apply(Object::Revision(it)) => apply(client, &namespace, *it).await,
+        Action::Create(Object::Service(it)) => drop(create(client, owner, *it).await?),
+        Action::Create(Object::Budget(it)) => drop(create(client, owner, *it).await?),
+        Action::Create(Object::Revision(it)) => drop(create(client, owner, *it).await?),
+        Action::Apply(Object::Pod(it)) => apply(client, &namespace, *it).await?,
+        Action::Apply(Object::Job(it)) => apply(client, &namespace, *it).await?,
+        Action::Apply(Object::Service(it)) => apply(client, &namespace, *it).await?,
+        Action::Apply(Object::Budget(it)) => apply(client, &namespace, *it).await?,
+        Action::Apply(Object::Revision(it)) => apply(client, &namespace, *it).await?,
         Action::Drain { pod, reason, since } => {
             let notes =
                 json!({ANNOTATION_DRAIN: reason, ANNOTATION_DRAIN_SINCE: since.to_string()});
@@ -120,7 +138,6 @@ where
                 Err(error) if is_gone(&error) => {}
                 Err(error) => return Err(Error::api(format!("drain pod {}", pod.name), error)),
             }
-            Ok(())
         }
         Action::Note { object, annotation, text } => {
             let patch = json!({"metadata": {"uid": object.uid, "annotations": {annotation: text}}});
@@ -132,38 +149,27 @@ where
                     return Err(Error::api(format!("note on Job {}", object.name), error));
                 }
             }
-            Ok(())
         }
         Action::Delete(which) => match which.kind {
             Kind::Pod => {
                 let left = delete::<Pod>(client, &namespace, &which).await?;
                 context.recent_pods.deleted(&which.uid, left, Instant::now());
-                Ok(())
             }
             Kind::Job => {
                 let left = delete::<Job>(client, &namespace, &which).await?;
                 context.recent_jobs.deleted(&which.uid, left, Instant::now());
-                Ok(())
             }
-            Kind::Service => delete::<Service>(client, &namespace, &which).await.map(drop),
-            Kind::Budget => {
-                delete::<PodDisruptionBudget>(client, &namespace, &which).await.map(drop)
-            }
-            Kind::Revision => {
-                delete::<ControllerRevision>(client, &namespace, &which).await.map(drop)
-            }
+            Kind::Service => drop(delete::<Service>(client, &namespace, &which).await?),
+            Kind::Budget => drop(delete::<PodDisruptionBudget>(client, &namespace, &which).await?),
+            Kind::Revision => drop(delete::<ControllerRevision>(client, &namespace, &which).await?),
         },
-        Action::Scale { replicas, annotation, text } => {
-            scale(client, owner, replicas, (annotation, &text)).await
-        }
         Action::DeleteSelf => {
             let name = owner.name_any();
             let which = Reference { kind: Kind::Job, name, uid: owner.uid().unwrap_or_default() };
-            delete::<K>(client, &namespace, &which).await.map(drop)
+            delete::<K>(client, &namespace, &which).await?;
         }
-        Action::Guard => finalizers(client, owner, true).await,
-        Action::Release => finalizers(client, owner, false).await,
     }
+    Ok(None)
 }
 
 /// Creates an object. Out: it; none if it was there already and is ours.
@@ -249,13 +255,13 @@ where
 }
 
 /// Writes the number of servers, unless the object has changed since it was looked at: somebody else may have written one. By
-/// server-side apply, the only write that always leaves in `managedFields` whose number it is.
+/// server-side apply, the only write that always leaves in `managedFields` whose number it is. Out: the object's version then.
 async fn scale<K>(
     client: &Client,
     owner: &K,
     replicas: u32,
     (annotation, text): (&str, &str),
-) -> Result<(), Error>
+) -> Result<Option<String>, Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -281,7 +287,7 @@ where
     let api = Api::<K>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
     match api.patch_metadata(&name, &PatchParams::apply(SCALER).force(), &Patch::Apply(patch)).await
     {
-        Ok(_) => Ok(()),
+        Ok(scaled) => Ok(scaled.metadata.resource_version),
         Err(error) if is_gone(&error) => Err(Error::Stale),
         Err(error) => Err(Error::api(format!("write spec.replicas {replicas}"), error)),
     }
@@ -292,8 +298,12 @@ fn is_gone(error: &kube::Error) -> bool {
     is_code(error, 404) || is_code(error, 409)
 }
 
-/// Puts our finalizer on the object, or takes it off; those of others stay.
-pub(crate) async fn finalizers<K>(client: &Client, owner: &K, ours: bool) -> Result<(), Error>
+/// Puts our finalizer on the object, or takes it off; those of others stay. Out: the object's version then.
+pub(crate) async fn finalizers<K>(
+    client: &Client,
+    owner: &K,
+    ours: bool,
+) -> Result<Option<String>, Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -311,8 +321,8 @@ where
     let api = Api::<K>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
     match api.patch_metadata(&owner.name_any(), &PatchParams::default(), &Patch::Merge(patch)).await
     {
-        Ok(_) => Ok(()),
-        Err(error) if is_code(&error, 404) => Ok(()),
+        Ok(changed) => Ok(changed.metadata.resource_version),
+        Err(error) if is_code(&error, 404) => Ok(None),
         Err(error) if is_code(&error, 409) => Err(Error::Stale),
         Err(error) => Err(Error::api("change the finalizers", error)),
     }

@@ -21,6 +21,7 @@ use crate::pace::Pace;
 use crate::prune::{prune_job, prune_pod};
 use crate::recent::Recent;
 use crate::told::Told;
+use crate::tries::Tries;
 
 /// What all reconciles share.
 pub(crate) struct Context {
@@ -37,6 +38,7 @@ pub(crate) struct Context {
     pub(crate) known: Known,
     pub(crate) issuer: Issuer,
     pub(crate) pace: Pace,
+    pub(crate) tries: Tries,
     memories: Mutex<BTreeMap<String, Memory>>,
 }
 
@@ -55,6 +57,7 @@ impl Context {
             known: Known::default(),
             issuer,
             pace: Pace::default(),
+            tries: Tries::default(),
             memories: Mutex::default(),
         }
     }

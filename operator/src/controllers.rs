@@ -73,7 +73,9 @@ async fn one<K, F>(
                     Looked { again: None, failed: Some(error) }
                 }
             };
-            context.metrics.reconciled(&kind, failed.is_none(), began.elapsed());
+            // Who writes at the same time as others has not failed.
+            let is_fine = matches!(failed, None | Some(Error::Stale));
+            context.metrics.reconciled(&kind, is_fine, began.elapsed());
             let uid = object.uid().unwrap_or_default();
             let times = match failed {
                 None => {

@@ -17,11 +17,14 @@ use axum::http::{StatusCode, header};
 use axum::response::IntoResponse;
 use axum::routing::get;
 use cadre_control::expiry::good_until;
+use cadre_desired::pool::Report;
+use kube::runtime::reflector::ObjectRef;
 use tokio::net::TcpListener;
 use tokio::sync::OnceCell;
 
 use crate::context::Context;
 use crate::metrics::Seen;
+use crate::triggers::Key;
 
 /// The type of the text that Prometheus reads.
 const METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
@@ -62,8 +65,12 @@ async fn metrics(State(context): State<Arc<Context>>) -> impl IntoResponse {
 pub(crate) fn told(context: &Context) -> String {
     let caches = &context.caches;
     let leads = context.metrics.leader.get() == 1;
+    // What was told of a pool stays until somebody looks at it, and at one that is gone nobody does.
+    let is_there = |(of, _, _): &(Key, String, Report)| {
+        caches.pools.get(&ObjectRef::new(&of.1).within(&of.0)).is_some()
+    };
     let seen = || Seen {
-        servers: context.told.live(),
+        servers: context.told.live().into_iter().filter(is_there).collect(),
         gaps: context.told.gaps(),
         pools: caches.pools.state(),
         jobs: caches.trainings.state(),

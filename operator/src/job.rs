@@ -10,7 +10,7 @@ use crate::context::Context;
 use crate::control::issuer;
 use crate::error::Error;
 use crate::looked::Looked;
-use crate::{apply, observe, report};
+use crate::{apply, lacks, observe, report};
 
 pub(crate) async fn reconcile(
     object: Arc<Readable<TrainingJob>>,
@@ -21,12 +21,19 @@ pub(crate) async fn reconcile(
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
     let prepared = issuer::bring(&context, object, &decision).await;
-    let failed = apply::all(&context, object, decision.actions, prepared).await.err();
+    let renewal = prepared.as_ref().ok().copied().flatten();
+    let prepared = prepared.map(drop);
+    let done = apply::all(&context, object, decision.actions, prepared).await;
+    let apply::Done { version, failed } = done;
+    let lacks = decision.lacks_pods.as_deref();
+    let turns =
+        [renewal, context.told.completes_in(), lacks::try_pod(&context, object, lacks).await];
+    let next = turns.into_iter().flatten().min();
 
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::job(&context, object), failure);
     let Some(status) = job::status(&applied, now) else {
-        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), None, failed));
+        return Ok(Looked::new(decision.again, context.recent_jobs.waits(), [None, next], failed));
     };
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();
@@ -37,6 +44,7 @@ pub(crate) async fn reconcile(
         (it.observed_generation, it.attempt, restarts, it.checkpoint_step)
     };
     let at_once = old.is_none_or(|it| counted(it) != counted(&status));
-    let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
-    Ok(Looked::new(decision.again, context.recent_jobs.waits(), turn, failed))
+    let turn =
+        report::status(&context, (object, version), old, &status, conditions, at_once).await?;
+    Ok(Looked::new(decision.again, context.recent_jobs.waits(), [turn, next], failed))
 }

@@ -18,16 +18,19 @@ pub(crate) struct Looked {
 
 impl Looked {
     /// Runs again after `seconds`, or at the next change. The watch may miss a write of ours, so
-    /// while one `waits` for its cache the next reconcile comes by itself; likewise when the status
-    /// has its `turn`.
+    /// while one `waits` for its cache the next reconcile comes by itself; likewise when one of
+    /// the `turns` has come: that of the status, or of what is done beside the decision.
     pub(crate) fn new(
         seconds: Option<i64>,
         waits: bool,
-        turn: Option<Duration>,
+        turns: [Option<Duration>; 2],
         failed: Option<Error>,
     ) -> Self {
         let wanted = seconds.and_then(|it| u64::try_from(it).ok()).map(Duration::from_secs);
         let missing = waits.then_some(LOOK_AGAIN);
-        Self { again: wanted.into_iter().chain(missing).chain(turn).min(), failed }
+        Self {
+            again: wanted.into_iter().chain(missing).chain(turns.into_iter().flatten()).min(),
+            failed,
+        }
     }
 }

@@ -21,6 +21,7 @@ mod http;
 mod issuer;
 mod job;
 mod known;
+mod lacks;
 mod leader;
 mod looked;
 mod metrics;
@@ -34,6 +35,7 @@ mod report;
 #[cfg(test)]
 mod tests;
 mod told;
+mod tries;
 mod triggers;
 
 use std::net::SocketAddr;

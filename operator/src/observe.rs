@@ -52,7 +52,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let of_servers = servers_service(&name);
     let service = context.caches.services.find(|it| named(&it.metadata, &of_servers));
     let (told, complete) = context.told.pool(&(home.clone(), name.clone()));
-    let Servers { reports, holders, in_place } = told;
+    let Servers { reports, holders, in_place, lost } = told;
     let of_servers = servers_budget(&name);
     let budget = context.caches.budgets.find(|it| named(&it.metadata, &of_servers));
     let of_home = |it: &ControllerRevision| {
@@ -75,6 +75,8 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         holders,
         in_place,
         reports_complete: complete,
+        has_control: context.issuer.folder.is_some(),
+        lost,
         demands,
         memory: context.memory(&object.uid().unwrap_or_default()),
     }
@@ -98,8 +100,12 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let from = wanted.namespace.clone().unwrap_or(home);
     let pool = context.caches.pools.get(&ObjectRef::new(&wanted.name).within(&from));
     let uid = object.metadata.uid.as_deref().unwrap_or_default();
-    let JobFigures { progress, failovers, checkpoint, last_words, uid: _, gaps: _ } =
-        context.told.job(&(of, name), uid);
+    let key = (of, name);
+    let attached = context.told.attached(&key);
+    let figures = context.told.job(&key, uid);
+    let JobFigures { progress, failovers, checkpoint, last_words, joined, uid: _, gaps: _ } =
+        figures;
+    let is_known = context.issuer.folder.is_some() && context.told.completes_in().is_none();
     job::Observed {
         job: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -111,6 +117,9 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         checkpoint,
         failovers,
         last_words,
+        joined: is_known.then_some(joined),
+        attached,
+        refused_pod: context.tries.of(uid),
     }
 }
 

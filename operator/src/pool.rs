@@ -25,7 +25,11 @@ pub(crate) async fn reconcile(
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
     context.remember(&uid, Some(memory));
     let prepared = issuer::bring(&context, object, &decision).await;
-    let failed = apply::all(&context, object, decision.actions, prepared).await.err();
+    let renewal = prepared.as_ref().ok().copied().flatten();
+    let prepared = prepared.map(drop);
+    let done = apply::all(&context, object, decision.actions, prepared).await;
+    let apply::Done { version, failed } = done;
+    let next = renewal.into_iter().chain(context.told.completes_in()).min();
 
     // After an error, servers that are there keep being served, and the status names what is
     // missing.
@@ -45,9 +49,10 @@ pub(crate) async fn reconcile(
         (it.observed_generation, it.desired, revisions, jobs.collect::<BTreeSet<_>>())
     };
     let at_once = old.is_none_or(|it| asked(it) != asked(&status));
-    let turn = report::status(&context, object, old, &status, conditions, at_once).await?;
+    let turn =
+        report::status(&context, (object, version), old, &status, conditions, at_once).await?;
     if object.object.metadata.deletion_timestamp.is_some() {
         context.remember(&uid, None);
     }
-    Ok(Looked::new(decision.again, context.recent_pods.waits(), turn, failed))
+    Ok(Looked::new(decision.again, context.recent_pods.waits(), [turn, next], failed))
 }

@@ -42,7 +42,7 @@ async fn release(client: &Client, scope: &Scope) -> anyhow::Result<()> {
         while let Some(metadata) = now.filter(is_guarded) {
             let pool = AttentionPool { metadata, ..AttentionPool::default() };
             match finalizers(client, &pool, false).await {
-                Ok(()) => {
+                Ok(_) => {
                     tracing::info!("pool {name} has no finalizer any more");
                     break;
                 }

@@ -4,13 +4,13 @@
 //! once (who is connected, drained, kept out) is there at once; load and progress are refreshed every
 //! [`FIGURES`], so that raw reports never reach the API server, and at rest nothing changes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cadre_control::proto::{self, finished::Outcome};
 use cadre_crds::Progress;
-use cadre_desired::job::LastWords;
+use cadre_desired::job::{Arrived, LastWords};
 use cadre_desired::pool::Report;
 use cadre_views::JobKey;
 use k8s_openapi::jiff::Timestamp;
@@ -21,6 +21,8 @@ use crate::triggers::Key;
 pub(crate) const FIGURES: Duration = Duration::from_secs(10);
 /// Time from the start of a leader until every worker has had a chance to come back.
 const COMPLETE: Duration = Duration::from_secs(15);
+/// How long it is known when a server lost its connection.
+const LOST_KEPT: i64 = 60;
 
 /// What workers have reported, shared between the control service and the reconciles.
 #[derive(Debug, Default)]
@@ -49,7 +51,11 @@ struct Inner {
     live: BTreeMap<Key, BTreeMap<String, Report>>,
     /// Figures of the newest job of each name.
     jobs: BTreeMap<Key, JobFigures>,
+    attached: Trainers,
 }
+
+/// Trainers that are connected, by attempt and rank, of each job.
+pub(crate) type Trainers = BTreeMap<Key, BTreeSet<(u32, u32)>>;
 
 /// A pool's servers.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -60,6 +66,8 @@ pub(crate) struct Servers {
     pub(crate) holders: BTreeMap<String, JobKey>,
     /// Trainers that serve in place.
     pub(crate) in_place: u32,
+    /// When those that are not connected lost their connection, by the name of the pod.
+    pub(crate) lost: BTreeMap<String, Timestamp>,
 }
 
 /// Progress of a job.
@@ -75,6 +83,8 @@ pub(crate) struct JobFigures {
     pub(crate) checkpoint: u64,
     /// Last message of an attempt that has failed, until its conductor says farewell.
     pub(crate) last_words: Option<LastWords>,
+    /// Trainers of the newest attempt that have joined, also those that have left since.
+    pub(crate) joined: Arrived,
 }
 
 /// How far the plans of the newest step are above the lower bounds, as fractions; none where no
@@ -117,6 +127,15 @@ impl Told {
         (inner.pools.get(key).cloned().unwrap_or_default(), complete)
     }
 
+    /// Time until all have had a chance to come back, if that is to come.
+    pub(crate) fn completes_in(&self) -> Option<Duration> {
+        match self.locked().since {
+            Since::Never => None,
+            Since::Later => Some(COMPLETE),
+            Since::At(it) => Some(COMPLETE.saturating_sub(it.elapsed())).filter(|it| !it.is_zero()),
+        }
+    }
+
     /// Newest reports of all servers, for metrics; they are not part of any status.
     pub(crate) fn live(&self) -> Vec<(Key, String, Report)> {
         let inner = self.locked();
@@ -148,7 +167,17 @@ impl Told {
                 (report.busy_ppm, report.slow_factor_percent) = old.unwrap_or_default();
             }
         }
-        let changed = *before != servers;
+        let (now, there) = (Timestamp::now(), &servers.reports);
+        let mut lost = std::mem::take(&mut before.lost);
+        lost.extend(before.reports.keys().map(|it| (it.clone(), now)));
+        lost.retain(|pod, at| {
+            !there.contains_key(pod) && now.as_second() - at.as_second() < LOST_KEPT
+        });
+        // Only who has lost it is news.
+        let changed = before.reports != servers.reports
+            || before.holders != servers.holders
+            || before.in_place != servers.in_place;
+        servers.lost = lost;
         *before = servers;
         changed
     }
@@ -159,6 +188,19 @@ impl Told {
         let changed = inner.jobs.get(key) != Some(figures);
         inner.jobs.insert(key.clone(), figures.clone());
         changed
+    }
+
+    /// Trainers of a job that are connected.
+    pub(crate) fn attached(&self, key: &Key) -> BTreeSet<(u32, u32)> {
+        self.locked().attached.get(key).cloned().unwrap_or_default()
+    }
+
+    /// Tells all trainers that are connected. Out: the jobs of which that is news.
+    pub(crate) fn tell_attached(&self, now: Trainers) -> Vec<Key> {
+        let before = std::mem::replace(&mut self.locked().attached, now.clone());
+        let of_both: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+        let is_news = |it: &&Key| before.get(*it) != now.get(*it);
+        of_both.into_iter().filter(is_news).cloned().collect()
     }
 
     /// The conductor of an attempt ends by itself.

@@ -4,6 +4,8 @@
 //! or a [`Refusal`] that names both. What a pod's labels say is what the operator wrote there, or for pods of
 //! other kinds what their own controller did; nothing is believed of the hello that a label contradicts.
 
+use std::ops::Range;
+
 use cadre_crds::TrainingJob;
 use cadre_crds::contract::{
     ANNOTATION_INCARNATION, LABEL_ATTEMPT, LABEL_JOB, LABEL_POOL, LABEL_ROLE, LABEL_SLOT,
@@ -95,11 +97,7 @@ pub fn of(pod: &Pod, claim: Claim, job: Option<&TrainingJob>) -> Result<Identity
         Who::Server(ServerId { index, incarnation })
     } else {
         let key = job_of(pod).ok_or_else(|| Refusal::NoJob { pod: own() })?;
-        let place = number(label(&pod.metadata, INDEX));
-        let ranks = place.zip(job).map(|(place, job)| {
-            let each = job.spec.procs_per_node;
-            place.saturating_mul(each)..place.saturating_add(1).saturating_mul(each)
-        });
+        let ranks = job.and_then(|job| ranks(pod, job));
         let started = job.is_some().then(|| key.attempt.saturating_sub(1));
         let fits = ranks.as_ref().is_none_or(|it| it.contains(&index))
             && started.is_none_or(|it| it == incarnation);
@@ -112,6 +110,13 @@ pub fn of(pod: &Pod, claim: Claim, job: Option<&TrainingJob>) -> Result<Identity
         Who::Trainer(key, index)
     };
     Ok(Identity { pool: pool.to_owned(), who })
+}
+
+/// The ranks of a trainer's pod, where the core controller has numbered it.
+pub(crate) fn ranks(pod: &Pod, job: &TrainingJob) -> Option<Range<u32>> {
+    let place: u32 = label(&pod.metadata, INDEX)?.parse().ok()?;
+    let each = job.spec.procs_per_node;
+    Some(place.saturating_mul(each)..place.saturating_add(1).saturating_mul(each))
 }
 
 /// Namespace of the pool that a pod joins by its label: its own, unless its `TrainingJob` names another. Pools of one name in

@@ -3,11 +3,21 @@
 //! In: a [`Pod`] as the API server has it. Out: its [`State`], why it is not scheduled, how it ended.
 //! Only our own container counts; sidecars do not decide about a worker.
 
-use k8s_openapi::api::core::v1::{ContainerStateTerminated, Pod, PodCondition};
+use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
 /// Seconds after which a pod that should be gone is taken for lost with its node.
 const OVERDUE_SECONDS: i64 = 10;
+
+/// Seconds that a node has for a pod's volumes and network before it is told that they are missing.
+const SET_UP_SECONDS: i64 = 60;
+
+/// Seconds that the worker of a ready pod has to join the control service before it is told that it has not.
+pub(crate) const JOINS_SECONDS: i64 = 30;
+
+/// What keeps a worker that runs from joining, mostly.
+pub(crate) const JOINS: &str = "let it reach the operator, which a NetworkPolicy may forbid, and see that the clocks of the nodes agree \
+     and that ConfigMap cadre-control-ca has ca.crt; its log says more";
 
 /// Where a pod is in its life.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -74,10 +84,61 @@ pub(crate) fn end<'a>(pod: &'a Pod, container: &str) -> Option<&'a ContainerStat
     status.state.as_ref()?.terminated.as_ref()
 }
 
-/// Why a container of this name cannot start, if it cannot.
-pub(crate) fn stuck(pod: &Pod, container: &str) -> Option<String> {
-    let statuses = pod.status.as_ref()?.container_statuses.as_ref()?;
-    let status = statuses.iter().find(|it| it.name == container)?;
+/// Why a container of this name cannot start, if it cannot: nor can it while one before it cannot, nor while its node lacks what
+/// the pod needs.
+pub(crate) fn stuck(pod: &Pod, container: &str, now: Timestamp) -> Option<String> {
+    let said = waits(pod, container);
+    if said.is_some() {
+        return said;
+    }
+    set_up_by(pod).filter(|it| *it <= now.as_second()).map(|_| {
+        format!(
+            "for {SET_UP_SECONDS} s its node has not got its volumes and its network ready; kubectl describe pod {} has \
+             the node's words",
+            pod.metadata.name.as_deref().unwrap_or_default()
+        )
+    })
+}
+
+/// Why a container of this name cannot start, or one before it, by what their kubelet says.
+pub(crate) fn waits(pod: &Pod, container: &str) -> Option<String> {
+    let status = pod.status.as_ref()?;
+    let before = status.init_container_statuses.iter().flatten();
+    let own = status.container_statuses.iter().flatten().filter(|it| it.name == container);
+    let of = |it: &ContainerStatus| {
+        let said = waiting(it)?;
+        Some(if it.name == container { said } else { format!("container {}: {said}", it.name) })
+    };
+    before.chain(own).find_map(of)
+}
+
+/// The second from which on it is late that a pod's volumes and network are not ready, if they are not.
+pub(crate) fn set_up_by(pod: &Pod) -> Option<i64> {
+    let is_ready =
+        condition(pod, "PodReadyToStartContainers").is_some_and(|it| it.status == "True");
+    if is_ready || state(pod) != State::Starting || has_begun(pod) {
+        return None;
+    }
+    let since = condition(pod, "PodScheduled")
+        .filter(|it| it.status == "True")?
+        .last_transition_time
+        .as_ref()?;
+    Some(since.0.as_second() + SET_UP_SECONDS)
+}
+
+/// The second from which on it is late that the worker of a ready pod has not joined.
+pub(crate) fn joins_by(pod: &Pod) -> Option<i64> {
+    let ready = condition(pod, "Ready").filter(|it| it.status == "True")?;
+    Some(ready.last_transition_time.as_ref()?.0.as_second() + JOINS_SECONDS)
+}
+
+/// Whether a container of the pod runs or has run.
+fn has_begun(pod: &Pod) -> bool {
+    pod.status.as_ref().and_then(|it| it.phase.as_deref()) == Some("Running")
+}
+
+/// Why a container waits, if it is not only its turn.
+fn waiting(status: &ContainerStatus) -> Option<String> {
     let waiting = status.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.as_deref().unwrap_or_default();
     if reason.is_empty() || reason == "ContainerCreating" || reason == "PodInitializing" {

@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use cadre_crds::Progress;
 use cadre_views::JobKey;
 
+use crate::context::Context;
 use crate::told::{Gaps, JobFigures};
 
 /// See the module.
@@ -54,6 +55,13 @@ impl Figures {
         }
     }
 
+    /// A trainer of an attempt has joined. Returns the figures if it had not before.
+    pub(super) fn joined(&mut self, attempt: &JobKey, rank: u32) -> Option<&JobFigures> {
+        let figures = self.0.get_mut(attempt)?;
+        figures.joined.attempt = attempt.attempt;
+        figures.joined.ranks.insert(rank).then_some(figures)
+    }
+
     /// A checkpoint of an attempt holds `steps` steps. Returns the figures if it is the newest. A
     /// number that a status cannot hold is ignored, since the API server would refuse the whole
     /// status.
@@ -76,6 +84,14 @@ impl Figures {
     ) -> impl Iterator<Item = (&JobKey, &JobFigures)> {
         self.0.retain(|it, _| is_there(it));
         self.0.iter()
+    }
+}
+
+/// Tells the reconciles the figures of an attempt's job, if they are new.
+pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
+    let of = (key.namespace.clone(), key.name.clone());
+    if context.told.tell_job(&of, figures) {
+        context.caches.job_triggers.put(of);
     }
 }
 

@@ -1,7 +1,7 @@
 //! Brings the certificate of the control service's issuer to the namespaces of pools and jobs.
 //!
 //! In: the file that the chart mounts, and a namespace. Out: a `ConfigMap` there with `ca.crt`, which pods
-//! mount. It is written when a namespace is first seen, when the file has changed, and every so often, in
+//! mount. It is written for each object that is first seen, when the file has changed, and every so often, in
 //! case somebody has removed it; otherwise nothing is asked of the API server. No Secret is read.
 //!
 //! Issuers overlap. The one before stays beside a new one for a day, since a standby may still have its certificate; and the
@@ -39,20 +39,22 @@ const FORMER: usize = 2;
 const CHANGED: &str = "cadre.dev/issuer-changed";
 
 /// Sees to it that an object's namespace has the certificate, if the object has workers. Pods that are made after this
-/// find it when they start.
+/// find it when they start. Out: after how long that is to be seen to again.
 pub(crate) async fn bring<K: Resource>(
     context: &Context,
     object: &K,
     decision: &Decision,
-) -> Result<(), Error> {
+) -> Result<Option<Duration>, Error> {
     let folder = context.issuer.folder.as_ref().filter(|_| decision.has_workers);
-    let Some(folder) = folder else { return Ok(()) };
+    let Some(folder) = folder else { return Ok(None) };
     let namespace = object.namespace().unwrap_or_default();
+    let place = (namespace.clone(), object.uid().unwrap_or_default());
     let path = folder.join(FILE);
     let certificate = tokio::fs::read_to_string(&path).await;
     let certificate = certificate.map_err(|source| Error::Issuer { path: path.clone(), source })?;
-    if context.issuer.is_written(&namespace, &certificate) {
-        return Ok(());
+    let lasts = context.issuer.lasts(&place, &certificate);
+    if lasts.is_some() {
+        return Ok(lasts);
     }
     let name = &context.settings.control_ca;
     let api = Api::<ConfigMap>::namespaced(context.client.clone(), &namespace);
@@ -75,8 +77,7 @@ pub(crate) async fn bring<K: Resource>(
     let parameters = PatchParams::apply(MANAGER).force();
     let applied = api.patch(name, &parameters, &Patch::Apply(&object)).await;
     applied.map_err(|it| Error::api(format!("write ConfigMap {namespace}/{name}"), it))?;
-    context.issuer.wrote(namespace, certificate);
-    Ok(())
+    Ok(Some(context.issuer.wrote(place, certificate)))
 }
 
 /// The issuers for a namespace: ours, then the former ones from its `ConfigMap`, with the time of

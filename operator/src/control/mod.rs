@@ -20,6 +20,7 @@ pub(crate) mod issuer;
 mod notices;
 mod saved;
 mod service;
+mod waiting;
 mod welcome;
 mod words;
 

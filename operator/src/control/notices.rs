@@ -1,10 +1,15 @@
-//! What people are to read of jobs and pools: events of the objects.
+//! What people are to read of jobs, pools and pods: events of the objects.
 //!
-//! In: notices of conductors, words of the decisions. Out: events, written beside everything else; one that cannot be written
+//! In: notices of conductors, words of the decisions, workers that are turned away. Out: events, written beside everything else; one that cannot be written
 //! holds nothing up. A lost server is acted on, too.
 
+use std::time::Instant;
+
+use cadre_control::Caller;
 use cadre_control::proto::{self, notice};
-use cadre_views::{Input, JobKey, ServerId};
+use cadre_control::server::Link;
+use cadre_views::{Input, JobKey, ServerId, Who};
+use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 
 use super::service::Service;
@@ -12,6 +17,29 @@ use crate::report;
 use crate::triggers::Key;
 
 impl Service {
+    /// Turns a worker away for now; it comes again.
+    pub(super) fn postpone(&mut self, link: Link, caller: &Caller, reason: String) {
+        link.postpone(&reason);
+        if self.waiting.is_long(&caller.uid, Instant::now()) {
+            let mut pod = Pod::default();
+            pod.metadata.name = Some(caller.pod.clone());
+            pod.metadata.namespace = Some(caller.namespace.clone());
+            pod.metadata.uid = Some(caller.uid.clone());
+            let context = self.context.clone();
+            tokio::spawn(async move {
+                report::say(&context, &pod, true, "NotAdmitted", &reason).await;
+            });
+        }
+    }
+
+    /// Ends a worker's link with a word to it.
+    pub(super) fn part(&mut self, worker: &(Key, Who), say: impl FnOnce(Link)) {
+        if let Some(link) = self.workers.remove(worker) {
+            self.links.remove(&link.id());
+            say(link);
+        }
+    }
+
     /// What a conductor wants people to read becomes an event of the job; a lost server is acted on.
     pub(super) fn notice(&mut self, key: &Key, job: &JobKey, notice: proto::Notice) {
         if let (notice::Event::ServerLost, Some(server)) = (notice.event(), notice.server) {

@@ -18,10 +18,11 @@ use tokio::sync::mpsc;
 use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, Known, identify, job_facts};
-use super::figures::Figures;
+use super::figures::{Figures, tell_job};
+use super::waiting::Waiting;
 use super::words::{self, Attempt, steps_in};
 use crate::context::Context;
-use crate::told::{FIGURES, Gaps, JobFigures, Servers, last_words, progress};
+use crate::told::{FIGURES, Gaps, Servers, last_words, progress};
 use crate::triggers::Key;
 
 /// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for
@@ -36,12 +37,13 @@ pub(super) struct Service {
     term: u64,
     started: Instant,
     pools: BTreeMap<Key, Pool>,
-    links: BTreeMap<LinkId, (Key, Who)>,
+    pub(super) links: BTreeMap<LinkId, (Key, Who)>,
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
     pub(super) attempts: BTreeMap<JobKey, Attempt>,
     /// What servers have measured to the trainers of the attempt that they work for.
     ways: BTreeMap<(Key, ServerId), (JobKey, Probed)>,
+    pub(super) waiting: Waiting,
     /// Pools of which something was noted and nothing done yet.
     noted: BTreeSet<Key>,
     refreshed: Instant,
@@ -60,6 +62,7 @@ impl Service {
             jobs: Figures::default(),
             attempts: BTreeMap::new(),
             ways: BTreeMap::new(),
+            waiting: Waiting::default(),
             noted: BTreeSet::new(),
             refreshed: now,
         }
@@ -124,6 +127,7 @@ impl Service {
 
     fn tick(&mut self) {
         self.share();
+        self.tell_attached();
         let keys: Vec<Key> = self.pools.keys().cloned().collect();
         for key in &keys {
             self.put(key, Input::Tick);
@@ -172,7 +176,7 @@ impl Service {
         let found = identify(&self.context.caches, &hello, caller, |it| pools.contains_key(it));
         let Known { key, identity, job, encryption } = match found {
             Ok(found) => found,
-            Err(Answer::Later(reason)) => return link.postpone(&reason),
+            Err(Answer::Later(reason)) => return self.postpone(link, caller, reason),
             Err(Answer::Never(reason)) => {
                 tracing::warn!("{caller} is refused: {reason}");
                 return link.refuse(&reason);
@@ -182,7 +186,7 @@ impl Service {
         tracing::info!("{caller} is {who} of pool {}/{}", key.0, key.1);
         let facts = match &who {
             Who::Server(_) => None,
-            Who::Trainer(of, _) => {
+            Who::Trainer(of, rank) => {
                 let facts = job_facts(job.as_ref(), &hello);
                 if facts.trainers == 0 {
                     return link
@@ -197,6 +201,7 @@ impl Service {
                 let told = job.as_ref().and_then(|it| it.status.as_ref());
                 let uid = job.as_ref().and_then(|it| it.metadata.uid.as_deref());
                 self.jobs.begin(of, uid.unwrap_or_default(), told.map_or(0, |it| it.failovers));
+                self.joined(of, *rank);
                 self.saved(of, steps_in(&hello.resume));
                 Some(facts)
             }
@@ -320,13 +325,6 @@ impl Service {
         }
     }
 
-    pub(super) fn part(&mut self, worker: &(Key, Who), say: impl FnOnce(Link)) {
-        if let Some(link) = self.workers.remove(worker) {
-            self.links.remove(&link.id());
-            say(link);
-        }
-    }
-
     pub(super) fn send(
         &mut self,
         worker: &(Key, Who),
@@ -369,7 +367,8 @@ impl Service {
         let holders = holders.into_iter().map(|(id, job)| (named(id), job.clone())).collect();
         let reports = known.into_iter().map(report).collect();
         let in_place = u32::try_from(pool.in_place()).unwrap_or(u32::MAX);
-        if self.context.told.tell_pool(key, Servers { reports, holders, in_place }, figures) {
+        let servers = Servers { reports, holders, in_place, ..Servers::default() };
+        if self.context.told.tell_pool(key, servers, figures) {
             self.context.caches.pool_triggers.put(key.clone());
         }
     }
@@ -389,12 +388,5 @@ impl Service {
         }
         let named = |(home, name): &Key| caches.trainings.get(&ObjectRef::new(name).within(home));
         self.context.told.keep_jobs(|it| named(it).is_some());
-    }
-}
-
-pub(super) fn tell_job(context: &Context, key: &JobKey, figures: &JobFigures) {
-    let of = (key.namespace.clone(), key.name.clone());
-    if context.told.tell_job(&of, figures) {
-        context.caches.job_triggers.put(of);
     }
 }

@@ -2,12 +2,14 @@
 
 use cadre_crds::contract::ANNOTATION_TAKEN_OVER;
 use cadre_desired::SCALER;
+use cadre_desired::pool::Report;
 use serde_json::{Value, json};
 
 use super::fields::Way;
 use super::server::{Objects, Server};
-use super::{name, operator, pool, reason, said};
+use super::{name, operator, pool, reason, running, said};
 use crate::metrics::Seen;
+use crate::told::Servers;
 
 const FORCED: Way = Way::Apply { is_forced: true };
 
@@ -75,6 +77,35 @@ async fn mode_auto_writes_its_number_and_takes_those_of_others_over() {
     let text = context.metrics.text(&Seen::default());
     assert!(text.contains("cadre_operator_actions_total{action=\"scale\"}"), "{text}");
     assert!(!text.contains("action=\"drain\""), "{text}");
+}
+
+#[tokio::test]
+async fn a_look_that_scales_guards_or_releases_has_not_failed() {
+    let server = Server::new();
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &automatic(1, 5));
+    let scaled = |all: &Objects<'_>| ours(all, 1).filter(|it| it["status"]["desired"] == 1);
+    server.until("the number, told", scaled).await;
+    let pods = servers(&server, 1).await;
+    server.put("pods", &pods[0], &running());
+
+    let key = ("n".to_owned(), "p".to_owned());
+    for connected in [true, false] {
+        let report = Some((pods[0].clone(), Report::default())).filter(|_| connected);
+        let told = Servers { reports: report.into_iter().collect(), ..Servers::default() };
+        context.told.tell_pool(&key, told, true);
+        context.caches.pool_triggers.put(key.clone());
+        let guarded = |all: &Objects<'_>| {
+            let pool = all.get("attentionpools", "p")?;
+            let finalizers = pool["metadata"]["finalizers"].as_array().map_or(0, Vec::len);
+            let registered = pool["status"]["registered"].as_u64();
+            let expected = u64::from(connected);
+            (finalizers as u64 == expected && registered == Some(expected)).then_some(())
+        };
+        server.until("guarded, told", guarded).await;
+    }
+    let text = context.metrics.text(&Seen::default());
+    assert!(text.contains("result=\"ok\"") && !text.contains("result=\"error\""), "{text}");
 }
 
 #[tokio::test]

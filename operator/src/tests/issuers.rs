@@ -1,12 +1,16 @@
 //! A new issuer of the control service reaches every namespace, and the one before it stays beside it.
 
 use std::fs;
+use std::time::Duration;
 
 use rcgen::{CertificateParams, KeyPair};
 
 use super::leading::leading;
-use super::pool;
 use super::server::Server;
+use super::{operator_with, pool};
+use crate::issuer::Issuer;
+
+const NAME: &str = "cadre-control-ca";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_new_issuer_is_brought_where_nothing_else_happens_and_overlaps_the_last_one() {
@@ -19,7 +23,7 @@ async fn a_new_issuer_is_brought_where_nothing_else_happens_and_overlaps_the_las
     let told = async |expected: String| {
         server
             .until("the issuers", |all| {
-                let map = all.get("configmaps", "cadre-control-ca")?;
+                let map = all.get("configmaps", NAME)?;
                 (map["data"]["ca.crt"] == expected.as_str()).then_some(())
             })
             .await;
@@ -29,4 +33,34 @@ async fn a_new_issuer_is_brought_where_nothing_else_happens_and_overlaps_the_las
     let second = params.self_signed(&KeyPair::generate().expect("entropy")).expect("a request");
     fs::write(&file, second.pem()).expect("room");
     told(second.pem() + &first).await;
+}
+
+#[tokio::test]
+async fn a_namespace_that_is_made_anew_has_the_issuer_and_one_that_has_lost_it_gets_it_back() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    fs::write(folder.path().join("ca.crt"), "an issuer").expect("room");
+    let written = |server: &Server| {
+        let server = server.clone();
+        async move { server.until("the issuer", |all| all.get("configmaps", NAME).map(drop)).await }
+    };
+    let issuer = || Issuer::new(Some(folder.path().to_owned()));
+
+    let server = Server::new();
+    let _context = operator_with(&server, issuer()).await;
+    server.put("attentionpools", "p", &pool(1));
+    written(&server).await;
+    // As with its namespace, and that comes back with the same objects.
+    server.remove_object("attentionpools", "p");
+    server.remove_object("configmaps", NAME);
+    server.put("attentionpools", "p", &pool(1));
+    written(&server).await;
+
+    let server = Server::new();
+    let mut soon = issuer();
+    soon.again = Duration::from_millis(20);
+    let _context = operator_with(&server, soon).await;
+    server.put("attentionpools", "p", &pool(0));
+    written(&server).await;
+    server.remove_object("configmaps", NAME);
+    written(&server).await;
 }

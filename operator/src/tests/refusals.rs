@@ -7,10 +7,11 @@ use cadre_desired::{Action, Object};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
 
-use super::server::Server;
+use super::server::{Objects, Refused, Server};
 use super::{job, name, operator, operator_with, pool, reason, running, said};
 use crate::apply;
 use crate::issuer::Issuer;
+use crate::metrics::Seen;
 
 const QUOTA: &str =
     "pods \"NAME\" is forbidden: exceeded quota: team, used: pods=2, limited: pods=2";
@@ -168,6 +169,57 @@ async fn words_that_are_too_long_for_a_condition_are_told_as_far_as_it_goes() {
 }
 
 #[tokio::test]
+async fn definitions_of_an_earlier_build_lose_what_they_do_not_know_and_that_is_told() {
+    let server = Server::new();
+    let unknown = "failed to create typed patch object (n/p; cadre.dev/v1alpha1, Kind=AttentionPool): errors:\n  \
+                   .status.selector: field not declared in schema\n  .status.holders: field not declared in schema";
+    server.refuse(Refused {
+        verb: "status",
+        resource: "attentionpools",
+        with: "/status/selector",
+        code: 500,
+        words: unknown.into(),
+    });
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(2));
+    two_that_run(&server).await;
+    let told = |all: &Objects<'_>| {
+        let pool = all.get("attentionpools", "p")?;
+        (reason(pool, "Degraded") == "OldDefinitions" && pool["status"]["ready"] == 2)
+            .then(|| pool.clone())
+    };
+    let pool = server.until("what is wrong", told).await;
+    assert_eq!(pool["status"]["selector"], Value::Null);
+    assert_eq!(
+        said(&pool, "Degraded", "message"),
+        "the definitions in the cluster are of another build and do not know status.holders, status.selector: apply those \
+         of this build (charts/cadre/crds)"
+    );
+    let text = context.metrics.text(&Seen::default());
+    assert!(!text.contains("result=\"error\""), "{text}");
+}
+
+#[tokio::test]
+async fn a_quota_that_lets_no_trainer_start_is_told_by_the_job() {
+    let server = Server::new();
+    server.limit("pods", 1, 403, QUOTA);
+    let _context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(1));
+    server.until("a server", |all| all.of("pods").into_iter().next().map(drop)).await;
+    // Nobody makes pods of Jobs here, as where all are refused.
+    server.put("trainingjobs", "j", &job());
+    let message = server
+        .until("the quota's words", |all| {
+            let job = all.get("trainingjobs", "j")?;
+            (reason(job, "Running") == "Forbidden").then(|| said(job, "Running", "message"))
+        })
+        .await;
+    let words = QUOTA.replace("NAME", "j-1-try");
+    assert_eq!(message, format!("0 of 2 pods are made; try a pod of Job j-1: {words}"));
+    server.until("no pod", |all| (all.of("pods").len() == 1).then_some(())).await;
+}
+
+#[tokio::test]
 async fn an_object_that_has_changed_meanwhile_hides_no_refusal() {
     let server = Server::new();
     let context = operator(&server).await;
@@ -182,9 +234,10 @@ async fn an_object_that_has_changed_meanwhile_hides_no_refusal() {
         Action::Create(Object::Service(Box::new(service)))
     };
     for actions in [vec![Action::Guard, service()], vec![service(), Action::Guard]] {
-        let failed = apply::all(&context, &before, actions, Ok(())).await.expect_err("two of two");
+        let failed =
+            apply::all(&context, &before, actions, Ok(())).await.failed.expect("two of two");
         assert_eq!(failed.reason(), "Forbidden");
     }
-    let failed = apply::all(&context, &before, vec![Action::Guard], Ok(())).await;
-    assert_eq!(failed.expect_err("it has changed").reason(), "Stale");
+    let failed = apply::all(&context, &before, vec![Action::Guard], Ok(())).await.failed;
+    assert_eq!(failed.expect("it has changed").reason(), "Stale");
 }

@@ -13,7 +13,7 @@ use crate::issuer::Issuer;
 const WORDS: &str = "words of the API server";
 
 fn refused(verb: &'static str, resource: &'static str) -> Refused {
-    Refused { verb, resource, code: 403, words: WORDS.into() }
+    Refused { verb, resource, with: "", code: 403, words: WORDS.into() }
 }
 
 /// A pool of two servers that run, at rest; a job on it whose trainers run. Out: names of the servers.

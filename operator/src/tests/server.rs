@@ -1,8 +1,7 @@
 //! A small API server in memory, for the tests of this crate.
 //!
 //! In: requests of a real client. Out: lists, watches, creates, patches and deletes as the real one answers them, with uids,
-//! versions, conflicts and preconditions. Of `managedFields` it notes who has the number of a pool's servers. It knows no
-//! schemas and runs no controllers; the tests on a cluster ask the real one.
+//! versions, conflicts, preconditions, and in `managedFields` who has a pool's number. It knows no schemas, runs no controllers.
 
 use std::collections::BTreeMap;
 use std::convert::Infallible;
@@ -25,11 +24,12 @@ use super::wire::{born, merge, parameter, patched, refuse, refuse_with, reply, s
 pub(crate) type Address = (String, String, String);
 
 /// A request that is refused: what it does (`create`, `get`, `patch`, `apply`, `delete`, or `status` for a write of that), to
-/// which resource, with which code and words.
+/// which resource, with what in it (a JSON pointer), with which code and words.
 #[derive(Clone, Debug)]
 pub(crate) struct Refused {
     pub(crate) verb: &'static str,
     pub(crate) resource: &'static str,
+    pub(crate) with: &'static str,
     pub(crate) code: u16,
     pub(crate) words: String,
 }
@@ -122,10 +122,11 @@ impl Server {
     }
 
     /// The answer to a request that is refused.
-    fn refusal(&self, verb: &str, resource: &str) -> Option<Response> {
+    fn refusal(&self, verb: &str, resource: &str, body: &Value) -> Option<Response> {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let (refused, times) = inner.refused.as_mut()?;
-        if (refused.verb, refused.resource) != (verb, resource) {
+        let is_it = (refused.verb, refused.resource) == (verb, resource);
+        if !is_it || body.pointer(refused.with).is_none() {
             return None;
         }
         *times += 1;
@@ -259,12 +260,12 @@ async fn answered(server: Server, request: Request) -> Response {
         _ if rest.len() > 1 => "get",
         _ => "list",
     };
-    if let Some(refusal) = server.refusal(verb, resource) {
+    if let Some(refusal) = server.refusal(verb, resource, &body) {
         return refusal;
     }
     let Some(name) = rest.get(1) else {
         return match parts.method {
-            Method::POST => server.create(resource, namespace, &body),
+            Method::POST => server.create(resource, (namespace, query), &body),
             _ if query.contains("watch=") => server.watch(resource, query),
             _ => server.list(resource, query),
         };
@@ -272,7 +273,7 @@ async fn answered(server: Server, request: Request) -> Response {
     let address = (resource.to_owned(), namespace.to_owned(), (*name).to_owned());
     match parts.method {
         Method::PATCH if applies && server.get(&address).status() == StatusCode::NOT_FOUND => {
-            server.create(resource, namespace, &body)
+            server.create(resource, (namespace, query), &body)
         }
         Method::PATCH => server.patch(address, &body, (rest.get(2).copied(), applies, query)),
         Method::DELETE => server.delete(&address, &body),
@@ -306,7 +307,7 @@ impl Server {
         reply(&json!({"metadata": {}, "spec": body["spec"], "status": status}))
     }
 
-    fn create(&self, resource: &str, namespace: &str, body: &Value) -> Response {
+    fn create(&self, resource: &str, (namespace, query): (&str, &str), body: &Value) -> Response {
         let name = body["metadata"]["name"].as_str().unwrap_or_default().to_owned();
         let address = (resource.to_owned(), namespace.to_owned(), name.clone());
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
@@ -325,6 +326,9 @@ impl Server {
         }
         let mut object = born(namespace, &name);
         merge(&mut object, body);
+        if query.contains("dryRun=All") {
+            return reply(&object);
+        }
         reply(&self.store(&mut inner, address, object))
     }
 

@@ -36,7 +36,7 @@ async fn an_attempt_whose_only_trainer_stands_still_is_ended_and_counts() {
     let server = Server::new();
     let operator = leading(&server, folder.path()).await;
     server.put("attentionpools", "p", &pool(1));
-    let _conductor = failed(&server, &operator, "j").await;
+    let conductor = failed(&server, &operator, "j").await;
     server
         .until("the end of the attempt", |all| {
             let ended = all.get("jobs", "j-1").is_none();
@@ -51,6 +51,17 @@ async fn an_attempt_whose_only_trainer_stands_still_is_ended_and_counts() {
     assert!(told, "the cause is told before the attempt goes: {all:#?}");
     // What the garbage collector does.
     server.remove_object("pods", "j-1-0");
+    // As where the kubelet is dead: the pod is gone, and its process works on.
+    server
+        .until("who works on", |all| {
+            let message = said(all.get("trainingjobs", "j")?, "Running", "message");
+            let who =
+                "trainer 0 of attempt 1 (its pod is gone) should be gone and is still connected";
+            message.contains(who).then(|| assert!(all.get("jobs", "j-2").is_none()))
+        })
+        .await;
+    let leave = move || conductor.sender.leave(Duration::from_mins(1));
+    tokio::task::spawn_blocking(leave).await.expect("no panic").expect("it was heard out");
     let second = server
         .until("another attempt", |all| {
             let status = &all.get("trainingjobs", "j")?["status"];

@@ -2,10 +2,13 @@
 
 use std::time::Duration;
 
+use cadre_desired::pool::Report;
+
 use super::leading::leading;
 use super::server::Server;
 use super::{job, pool};
 use crate::http;
+use crate::told::Servers;
 
 const CERTIFICATES: [&str; 2] = [
     "cadre_operator_certificate_expiry_timestamp_seconds{file=\"tls.crt\"}",
@@ -33,6 +36,12 @@ async fn the_leader_alone_tells_of_objects_and_each_process_of_its_certificates(
     };
     let found = tokio::time::timeout(Duration::from_mins(1), all).await;
     assert!(found.is_ok(), "never all of them: {}", http::told(&context));
+    // Of a pool that vanished while nobody looked nothing is told any more.
+    let reports = [("vanished-0-0".to_owned(), Report::default())].into();
+    let vanished = Servers { reports, ..Servers::default() };
+    context.told.tell_pool(&("n".into(), "vanished".into()), vanished, true);
+    assert!(context.told.live().iter().any(|it| it.1 == "vanished-0-0"));
+    assert!(!http::told(&context).contains("vanished"));
     context.metrics.leader.set(0);
     let told = http::told(&context);
     assert!(OBJECTS.iter().all(|it| !told.contains(it)), "{told}");

@@ -147,6 +147,29 @@ async fn a_trainer_whose_job_is_not_read_yet_waits_for_the_settings_that_others_
             break;
         }
     }
+    // Who waits for long is told on its pod.
+    let knocks = async {
+        loop {
+            let (endpoint, hello) = called(&operator, &pod, own());
+            let options = Options { welcome: Some(Duration::from_secs(1)), ..Options::default() };
+            let came = tokio::task::spawn_blocking(|| attach(endpoint, hello, options)).await;
+            assert!(came.expect("no panic").is_err(), "nobody knows its job");
+        }
+    };
+    let told = server.until("an event of the pod", |all| {
+        let events = all.of("events");
+        let told = events.into_iter().find(|it| it["reason"] == "NotAdmitted")?;
+        assert_eq!(
+            (&told["regarding"]["kind"], &told["regarding"]["name"]),
+            (&"Pod".into(), &"a".into())
+        );
+        assert_eq!(told["note"], "TrainingJob n/j is not known here yet");
+        Some(())
+    });
+    tokio::select! {
+        () = knocks => {}
+        () = told => {}
+    }
     let mut one = job();
     one["spec"]["nodes"] = 1.into();
     one["spec"]["failurePolicy"] = json!({"suspectAfterSeconds": 21, "stalledAfterSeconds": 61});

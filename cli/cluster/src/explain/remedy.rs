@@ -43,7 +43,7 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 32] = [
+const REASONS: [(&str, &str); 34] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
@@ -56,6 +56,10 @@ const REASONS: [(&str, &str); 32] = [
     ("NoServer", "see the pods below"),
     ("Unschedulable", "see the pod below"),
     ("NotStarting", "see the pod below"),
+    (
+        "NotJoined",
+        "allow the pod to reach the operator (NetworkPolicy), set the nodes' clocks right, and read its log (`cadre logs`)",
+    ),
     ("ServerFailed", "read the server's log (`cadre logs`)"),
     ("Quarantined", "look at the node of that server; another takes its slot"),
     ("Far", "free nodes near the trainers, or allow more in spec.placement"),
@@ -84,6 +88,7 @@ const REASONS: [(&str, &str); 32] = [
         "give the operator the right that the message names (the chart's role), or allow the pod in this namespace",
     ),
     ("Refused", "correct the template as the message says"),
+    ("OldDefinitions", "apply charts/cadre/crds of the operator's build: Helm does not"),
     ("WaitsForJobs", "wait, or end the jobs that the message is about, for the new template now"),
     ("WaitsForDeletes", "delete the pods of the servers that are to have the new template"),
     ("OtherBuild", "give the pool's template and the job's image one build"),

@@ -5,28 +5,51 @@
 
 use cadre_crds::contract::{
     ANNOTATION_CHECKPOINT, ANNOTATION_GENERATION, ANNOTATION_IN_A_ROW, ANNOTATION_RESTARTS,
-    LABEL_ATTEMPT,
+    ANNOTATION_VAIN, LABEL_ATTEMPT,
 };
-use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::batch::v1::{Job, JobCondition};
+use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use crate::names::{annotation, is_owned, label};
 
-/// Restarts that counted.
+/// Seconds between the end of an attempt and the next one; each further one in a row doubles them.
+const PAUSE_SECONDS: i64 = 10;
+/// Longest pause.
+const LONGEST_PAUSE_SECONDS: i64 = 300;
+
+/// Restarts before an attempt.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub(crate) struct Restarts {
-    /// Restarts of the whole job.
+    /// Those of the whole job that counted.
     pub(crate) all: u32,
-    /// Since a newer checkpoint was heard of.
+    /// Those that counted since a newer checkpoint was heard of.
     pub(crate) in_a_row: u32,
+    /// All since then.
+    pub(crate) vain: u32,
 }
 
 impl Restarts {
-    /// One more, if it counted.
+    /// One more, which may have counted.
     pub(super) fn and(self, counted: bool) -> Self {
         let more = u32::from(counted);
-        let Self { all, in_a_row } = self;
-        Self { all: all.saturating_add(more), in_a_row: in_a_row.saturating_add(more) }
+        let Self { all, in_a_row, vain } = self;
+        Self {
+            all: all.saturating_add(more),
+            in_a_row: in_a_row.saturating_add(more),
+            vain: vain.saturating_add(1),
+        }
+    }
+
+    /// As they are after a newer checkpoint.
+    fn after_progress(self) -> Self {
+        Self { in_a_row: 0, vain: 0, ..self }
+    }
+
+    /// Seconds that the last one waits.
+    pub(super) fn pause(self) -> i64 {
+        let doubled = PAUSE_SECONDS << self.vain.saturating_sub(1).min(16);
+        if self.vain == 0 { 0 } else { doubled.min(LONGEST_PAUSE_SECONDS) }
     }
 }
 
@@ -61,7 +84,20 @@ impl Attempt<'_> {
     /// Restarts as they count at its end: those before a newer checkpoint are no more in a row.
     pub(crate) fn restarts(&self, observed: &Observed) -> Restarts {
         let newer = checkpoint(observed) > self.checkpoint;
-        Restarts { in_a_row: if newer { 0 } else { self.restarts.in_a_row }, ..self.restarts }
+        if newer { self.restarts.after_progress() } else { self.restarts }
+    }
+
+    /// When the Job began to fail, if it has failed.
+    pub(super) fn failed_at(&self) -> Option<Timestamp> {
+        let conditions = self.job.status.as_ref()?.conditions.as_ref()?;
+        let failed = |it: &&JobCondition| {
+            it.status == "True" && (it.type_ == "Failed" || it.type_ == "FailureTarget")
+        };
+        conditions
+            .iter()
+            .filter(failed)
+            .filter_map(|it| Some(it.last_transition_time.as_ref()?.0))
+            .min()
     }
 
     /// Whether the attempt makes no pods any more. An attempt that the queue has taken back must
@@ -98,7 +134,9 @@ pub(super) fn attempt(job: &Job) -> Option<Attempt<'_>> {
     let count = |it| noted(it).and_then(|it| it.parse().ok());
     let all = count(ANNOTATION_RESTARTS).unwrap_or(0);
     // An operator that did not tell them apart wrote one number.
-    let restarts = Restarts { all, in_a_row: count(ANNOTATION_IN_A_ROW).unwrap_or(all) };
+    let in_a_row = count(ANNOTATION_IN_A_ROW).unwrap_or(all);
+    let vain = count(ANNOTATION_VAIN).unwrap_or(in_a_row);
+    let restarts = Restarts { all, in_a_row, vain };
     let checkpoint = noted(ANNOTATION_CHECKPOINT).and_then(|it| it.parse().ok()).unwrap_or(0);
     let generation = noted(ANNOTATION_GENERATION).and_then(|it| it.parse().ok()).unwrap_or(0);
     Some(Attempt { number, restarts, checkpoint, generation, job })
@@ -109,7 +147,9 @@ pub(super) fn attempt(job: &Job) -> Option<Attempt<'_>> {
 pub(crate) fn told(observed: &Observed) -> Restarts {
     let Some(status) = &observed.job.status else { return Restarts::default() };
     let newer = checkpoint(observed) > status.checkpoint_step;
-    Restarts { all: status.restarts, in_a_row: if newer { 0 } else { status.in_a_row() } }
+    let in_a_row = status.in_a_row();
+    let restarts = Restarts { all: status.restarts, in_a_row, vain: in_a_row };
+    if newer { restarts.after_progress() } else { restarts }
 }
 
 /// Steps in the newest checkpoint of the job that was ever heard of.

@@ -4,7 +4,7 @@
 //!
 //! | the first trainer that ended | then |
 //! |---|---|
-//! | was evicted, preempted, deleted, or lost its node | again, not counted: the program did nothing wrong |
+//! | was drained, preempted, deleted, or lost its node | again, not counted: the program did nothing wrong |
 //! | says that its input is wrong (exit code 2) | the job fails: it would fail again |
 //! | has an exit code of a rule | what the rule says |
 //! | anything else | again while `maxRestarts` allows it: so often in a row without a newer checkpoint |
@@ -30,7 +30,9 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::attempt::Attempt;
-use super::ended::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
+use super::ended::{
+    COULD_NOT_GO_ON, DISRUPTED, Ended, How, NODE_PRESSURE, NODE_SHUTDOWN, WORDS, told,
+};
 use super::seen::{all_quiet, never_ends, pods, seen};
 use crate::names::{annotation, name};
 
@@ -212,12 +214,14 @@ impl Ended {
 
     fn verdict(&self, policy: (&FailurePolicy, u32)) -> Verdict {
         let mut cause = self.cause();
-        let code = match self.how {
+        let code = match &self.how {
+            // A pod that needs more than its node has is put out again wherever it goes.
+            How::Disrupted(reason) if reason == NODE_PRESSURE => return budget(policy, cause),
             How::Disrupted(_) | How::Deleted => return Verdict::Again { counted: false, cause },
             How::NotBegun(_) | How::Beside(_) => return budget(policy, cause),
             How::Exit(BAD_INPUT) | How::Stands(BAD_INPUT) => return Verdict::End(cause),
             How::OutOfMemory(code) | How::Exit(code) | How::Stands(code) => {
-                u32::try_from(code).unwrap_or_default()
+                u32::try_from(*code).unwrap_or_default()
             }
         };
         let rule = policy.0.rules.iter().find(|it| it.exit_codes.contains(&code));
@@ -242,7 +246,8 @@ fn disruption(reason: &str) -> &'static str {
         "PreemptionByScheduler" => "Preempted",
         "DeletionByTaintManager" => "Tainted",
         "DeletionByPodGC" => "NodeLost",
-        "TerminationByKubelet" => "NodePressure",
+        NODE_PRESSURE => "NodePressure",
+        NODE_SHUTDOWN => "NodeShutdown",
         _ => "Disrupted",
     }
 }

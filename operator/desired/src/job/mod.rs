@@ -4,19 +4,21 @@
 //! what is there.
 //!
 //! ```text
-//!              ┌──────────── suspended ◀──────────┐
-//!              ▼                                  │
-//! blocked ─▶ waiting ─▶ start ─▶ active ─▶ completed
-//!              ▲                  │  └───▶ failed, late
-//!              ├──── restart ◀────┘         │
-//!              └──── more restarts allowed ◀┘ where they were used up
+//!              ┌────────── suspended ◀───────┐
+//!              ▼                             │
+//! blocked ─▶ waiting ─▶ pausing ─▶ start ─▶ active ─▶ completed
+//!              ▲                             │  └───▶ failed, late
+//!              ├────────── restart ◀─────────┘         │
+//!              └──────── more restarts allowed ◀───────┘ where they were used up
 //! ```
 //!
 //! An attempt is a Job of its own since the core controller replaces one pod, late, where all trainers
 //! have to start anew. The number of the attempt and the restarts that counted stand on the Job, so
 //! nothing hangs on a status that was not written.
 //!
-//! Invariant: an attempt is created only when all others make no pods any more and their pods are quiet.
+//! Invariant: an attempt is created only when all others make no pods any more, their pods are quiet and none of their trainers
+//! is connected to the control service, and the longer after
+//! the end of the one before, the more in a row have ended without a newer checkpoint.
 
 mod attempt;
 mod encryption;
@@ -27,6 +29,8 @@ mod seen;
 mod stage;
 mod status;
 
+use std::collections::BTreeSet;
+
 use cadre_crds::contract::ANNOTATION_ENDED;
 use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, Progress, TrainingJob};
@@ -34,18 +38,22 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 
-use crate::action::{Action, Kind, Object, Reference};
-use crate::names::is_owned;
+use crate::action::{Action, Failure, Kind, Object, Reference};
+use crate::names::{is_owned, name};
+use crate::pod::{joins_by, set_up_by};
 use crate::settings::Settings;
 use attempt::{Attempt, attempts, newest};
 pub use encryption::encryption;
 pub use failure::{Cause, LastWords};
-use seen::all_ours;
+use seen::{all_ours, has_joined, pods};
 use stage::Stage;
 pub use status::status;
 
 /// Seconds after which pods that should be gone are looked at again.
 const LOOK_AGAIN_SECONDS: i64 = 5;
+
+/// Seconds that the Job controller has to make the pods of an attempt.
+const PODS_COME_SECONDS: i64 = 5;
 
 /// State of a job in the cluster, and what its conductor reported.
 #[derive(Clone, Debug)]
@@ -70,6 +78,22 @@ pub struct Observed {
     pub failovers: u32,
     /// The conductor's last message about an attempt that has failed.
     pub last_words: Option<LastWords>,
+    /// Who has joined the control service; none where that is not known: there is no such service, or trainers may still
+    /// come back to a new leader.
+    pub joined: Option<Arrived>,
+    /// Trainers that are connected to the control service now, by attempt and rank.
+    pub attached: BTreeSet<(u32, u32)>,
+    /// Why a pod of the attempt that should have more was refused when it was tried.
+    pub refused_pod: Option<Failure>,
+}
+
+/// Trainers that have joined the control service.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Arrived {
+    /// Number of their attempt.
+    pub attempt: u32,
+    /// Their ranks.
+    pub ranks: BTreeSet<u32>,
 }
 
 /// What to do for an object.
@@ -81,6 +105,9 @@ pub struct Decision {
     pub again: Option<i64>,
     /// Pods are there or come that talk to the control service: they mount its issuer's certificate.
     pub has_workers: bool,
+    /// Name of the Job of an attempt that should have more pods by now: its controller tells nobody but its events why it
+    /// makes none, so one is tried without being made.
+    pub lacks_pods: Option<String>,
 }
 
 /// Decides what to do for a job.
@@ -88,7 +115,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
     let stage = stage::of(observed, now);
     let has_workers = matches!(
         stage,
-        Stage::Failing(_) | Stage::Waiting { .. } | Stage::Start { .. } | Stage::Active { .. }
+        Stage::Failing(_)
+            | Stage::Waiting { .. }
+            | Stage::Pausing { .. }
+            | Stage::Start { .. }
+            | Stage::Active { .. }
     );
     let all = attempts(observed);
     let runs = |it: &Attempt<'_>| !it.has_failed() && !it.is_complete();
@@ -137,6 +168,11 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             decision.actions.extend(ends.map(|it| delete(it.job)));
             decision.again = Some(LOOK_AGAIN_SECONDS);
         }
+        Stage::Pausing { until, .. } => {
+            let late = stage::deadline(observed);
+            let next = late.into_iter().chain([*until]).min();
+            decision.again = next.map(|it| (it - now.as_second()).max(1));
+        }
         Stage::Start { number, restarts, .. } => {
             ensure_service(observed, &mut decision);
             let job = manifest::job(observed, settings, *number, *restarts);
@@ -154,10 +190,30 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             let leaves = all_ours(observed).any(|it| it.metadata.deletion_timestamp.is_some());
             let leaves = leaves.then_some(LOOK_AGAIN_SECONDS);
             let patience = newest(observed).and_then(|it| failure::patience(observed, &it, now));
-            decision.again = late.into_iter().chain(leaves).chain(patience).min();
+            // What is late by then is told.
+            let not_joined = |it: &Pod| {
+                joins_by(it).filter(|_| has_joined(observed, *number, it) == Some(false))
+            };
+            let told = all_ours(observed).filter_map(|it| set_up_by(it).or_else(|| not_joined(it)));
+            let lacks = newest(observed).and_then(|it| lacks_pods_from(observed, &it));
+            decision.lacks_pods = newest(observed)
+                .filter(|_| lacks.is_some_and(|it| it <= now.as_second()))
+                .map(|it| name(&it.job.metadata).to_owned());
+            let told = told.chain(lacks).map(|it| it - now.as_second()).filter(|it| *it > 0);
+            decision.again = late.into_iter().chain(leaves).chain(patience).chain(told).min();
         }
     }
     decision
+}
+
+/// The second from which on an attempt should have all of its pods, if it has not.
+fn lacks_pods_from(observed: &Observed, attempt: &Attempt<'_>) -> Option<i64> {
+    let wanted = observed.job.spec.nodes as usize;
+    if attempt.is_suspended() || pods(observed, attempt).count() >= wanted {
+        return None;
+    }
+    let made = attempt.job.metadata.creation_timestamp.as_ref()?;
+    Some(made.0.as_second() + PODS_COME_SECONDS)
 }
 
 /// The attempt whose pods stay for their logs: of those that have ended by themselves, the newest.
@@ -173,6 +229,7 @@ fn note(observed: &Observed, stage: &Stage, now: Timestamp, decision: &mut Decis
     | Stage::Failed(_)
     | Stage::Blocked(_)
     | Stage::Waiting { .. }
+    | Stage::Pausing { .. }
     | Stage::Start { .. }) = stage
     else {
         return;

@@ -9,7 +9,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::attempt::Attempt;
-use super::ended::{COULD_NOT_GO_ON, DISRUPTED, Ended, How, WORDS, told};
+use super::ended::{
+    COULD_NOT_GO_ON, DISRUPTED, Ended, How, NODE_PRESSURE, NODE_SHUTDOWN, WORDS, told,
+};
+use crate::identity;
 use crate::names::{self, label, name};
 use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
 
@@ -33,8 +36,7 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
     if let Some(pod) = all.iter().find(|it| is_disrupted(it)) {
         let said = condition(pod, DISRUPTED);
         let words = said.and_then(|it| it.message.as_deref()).unwrap_or("it was taken away");
-        let reason = said.and_then(|it| it.reason.clone()).unwrap_or_default();
-        let how = How::Disrupted(reason);
+        let how = How::Disrupted(disruption(pod).to_owned());
         return Some(Ended { pod: own(pod), how, words: words.to_owned() });
     }
     let is_named = |pod: &Pod| named.as_ref().is_some_and(|it| it.pod == own(pod));
@@ -74,6 +76,17 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
         return Some(Ended { pod: own(pod), how: How::Deleted, words: String::new() });
     }
     Some(Ended { pod: own(pod), how, words })
+}
+
+/// Why the platform takes a pod away. The kubelet has one reason for all; what it ends for lack of memory or disk it calls
+/// `Evicted` beside it, or says nothing where it only begins to.
+fn disruption(pod: &Pod) -> &str {
+    let reason = condition(pod, DISRUPTED).and_then(|it| it.reason.as_deref()).unwrap_or_default();
+    let beside = pod.status.as_ref().and_then(|it| it.reason.as_deref());
+    match (reason, beside) {
+        (NODE_PRESSURE, Some("Terminated" | "Preempting")) => NODE_SHUTDOWN,
+        (reason, _) => reason,
+    }
 }
 
 /// When and how a pod failed, with its last words.
@@ -142,17 +155,52 @@ pub(super) fn all_ours(observed: &Observed) -> impl Iterator<Item = &Pod> {
     observed.pods.iter().filter(is_ours)
 }
 
+/// The pods of an attempt. A former job of the same name had one of the same number, whose pods may be lost for long.
 pub(super) fn pods<'a>(
     observed: &'a Observed,
     attempt: &Attempt<'_>,
-) -> impl Iterator<Item = &'a Pod> {
-    let number = attempt.number.to_string();
-    let of_attempt = move |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
+) -> impl Iterator<Item = &'a Pod> + use<'a> {
+    let (number, job) = (attempt.number.to_string(), attempt.job.metadata.uid.clone());
+    let of_attempt = move |it: &&Pod| {
+        let mut owners = it.metadata.owner_references.iter().flatten();
+        let owner = owners.find(|it| it.controller == Some(true));
+        let is_its = owner.is_none_or(|it| Some(&it.uid) == job.as_ref());
+        is_its && label(&it.metadata, LABEL_ATTEMPT) == Some(&number)
+    };
     all_ours(observed).filter(of_attempt)
 }
 
 pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {
     pods(observed, attempt).all(|it| is_quiet(it, now))
+}
+
+/// A trainer, by attempt and rank, that is still connected although it should be gone: its node's kubelet is dead, and its
+/// machine lives.
+pub(super) fn trains_on(observed: &Observed) -> Option<(u32, u32)> {
+    let has_ended = |(attempt, rank): (u32, u32)| {
+        // A controller may say of a pod whose kubelet is silent that it has failed.
+        let pod = pod_of(observed, attempt, rank);
+        pod.is_some_and(|it| state(it) == State::Ended && end(it, TRAINER_CONTAINER).is_some())
+    };
+    observed.attached.iter().copied().find(|it| !has_ended(*it))
+}
+
+/// The pod of a trainer, if it is there.
+pub(super) fn pod_of(observed: &Observed, attempt: u32, rank: u32) -> Option<&Pod> {
+    let is_of = |it: &&Pod| {
+        let number = label(&it.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok());
+        let ranks = identity::ranks(it, &observed.job);
+        number == Some(attempt) && ranks.is_some_and(|it| it.contains(&rank))
+    };
+    all_ours(observed).find(is_of)
+}
+
+/// Whether the trainers of a pod of this attempt have joined the control service; none where that is not known.
+pub(super) fn has_joined(observed: &Observed, attempt: u32, pod: &Pod) -> Option<bool> {
+    let joined = observed.joined.as_ref()?;
+    let mut ranks = identity::ranks(pod, &observed.job)?;
+    let all = joined.attempt == attempt && ranks.all(|it| joined.ranks.contains(&it));
+    Some(all || state(pod) == State::Ended)
 }
 
 /// Whether the pod should be gone for long and has not ended: then its node is lost.

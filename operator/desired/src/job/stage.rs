@@ -10,7 +10,7 @@ use k8s_openapi::jiff::Timestamp;
 use super::Observed;
 use super::attempt::{Attempt, Restarts, attempt, attempts, newest, told};
 use super::failure::{Cause, RESTARTS_USED_UP, Verdict, is_lost, judge, stands};
-use super::seen::all_ours;
+use super::seen::{all_ours, trains_on};
 use crate::conditions::is_true;
 use crate::names::{is_owned, label, trainers_service};
 use crate::pod::is_quiet;
@@ -40,6 +40,8 @@ pub(crate) enum Stage {
     Failing(Cause),
     /// The next attempt waits until the others make no pods any more and their pods are quiet.
     Waiting { number: u32, restarts: Restarts, after: Option<Cause> },
+    /// The next attempt waits until `until`, seconds since 1970.
+    Pausing { number: u32, restarts: Restarts, after: Option<Cause>, until: i64 },
     /// The next attempt starts.
     Start { number: u32, restarts: Restarts, after: Option<Cause> },
     /// An attempt is there.
@@ -132,10 +134,15 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
-    if is_over && all_ours(observed).all(|it| is_quiet(it, now)) {
-        Stage::Start { number, restarts, after }
-    } else {
-        Stage::Waiting { number, restarts, after }
+    let is_quiet = all_ours(observed).all(|it| is_quiet(it, now));
+    if !is_over || !is_quiet || trains_on(observed).is_some() {
+        return Stage::Waiting { number, restarts, after };
+    }
+    // What was lost in a hiccup of the cluster is not tried again and again while it lasts.
+    let failed = newest(observed).and_then(|it| it.failed_at()).filter(|_| after.is_some());
+    match failed.map(|it| it.as_second() + restarts.pause()) {
+        Some(until) if until > now.as_second() => Stage::Pausing { number, restarts, after, until },
+        Some(_) | None => Stage::Start { number, restarts, after },
     }
 }
 

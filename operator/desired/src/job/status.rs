@@ -4,7 +4,7 @@
 //! tells has changed, so that it need not be written; none for a job that is deleted, or another
 //! controller's. `Running`'s reason is the word that `kubectl get cadjob` shows.
 
-use cadre_crds::contract::{LABEL_ATTEMPT, TRAINER_CONTAINER};
+use cadre_crds::contract::TRAINER_CONTAINER;
 use cadre_crds::{Encryption, TrainingJob, TrainingJobStatus};
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -13,13 +13,15 @@ use k8s_openapi::jiff::Timestamp;
 use super::attempt::{Attempt, checkpoint, newest, told};
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
-use super::seen::all_ours;
+use super::seen::{self, all_ours, has_joined, pod_of, trains_on};
 use super::stage::{Obstacle, Stage, is_reopened, obstacle, of, was_taken_back};
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
-use crate::names::{label, name};
-use crate::pod::{State, is_quiet, node, state, stuck, unscheduled};
+use crate::names::name;
+use crate::pod::{
+    JOINS, JOINS_SECONDS, State, is_quiet, joins_by, node, state, stuck, unscheduled,
+};
 
 /// The status of a job, unless it is not ours to write.
 #[allow(clippy::too_many_lines, reason = "a list of fields")]
@@ -53,10 +55,17 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         in_a_row = newest.restarts(observed).in_a_row;
         status.encryption = Some(encryption::of_attempt(&observed.job, &newest));
         // An attempt that is not kept for its logs is deleted soon, so its count goes into the
-        // status now.
-        if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
+        // status now. So it does before a pause, in which somebody may delete it.
+        let pauses =
+            if let Stage::Pausing { restarts, .. } = &stage { Some(restarts) } else { None };
+        let goes = if let (Stage::Waiting { restarts, .. } | Stage::Start { restarts, .. }, false) =
             (&stage, newest.is_over())
         {
+            Some(restarts)
+        } else {
+            None
+        };
+        if let Some(restarts) = pauses.or(goes) {
             status.restarts = status.restarts.max(restarts.all);
             in_a_row = restarts.in_a_row;
         }
@@ -77,8 +86,10 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     conditions.set("Scheduled", scheduled(&pods, wanted, newest.as_ref()));
     let running = match (&stage, applied.failure()) {
         (Stage::Start { .. }, Some(Failure { reason, message })) => said(false, reason, message),
-        (Stage::Waiting { .. }, _) => waits(observed, running(&stage, &pods, wanted, None), now),
-        (stage, _) => running(stage, &pods, wanted, newest.as_ref()),
+        (Stage::Waiting { .. }, _) => {
+            waits(observed, running(observed, &stage, (&pods, wanted), None, now), now)
+        }
+        (stage, _) => running(observed, stage, (&pods, wanted), newest.as_ref(), now),
     };
     let running = Said { message: running.message + &edited, ..running };
     conditions.set("Running", running.clone());
@@ -108,6 +119,7 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         | Stage::Completed
         | Stage::Failing(_)
         | Stage::Waiting { .. }
+        | Stage::Pausing { .. }
         | Stage::Start { .. }
         | Stage::Active { .. } => None,
     };
@@ -123,7 +135,11 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     }
     let comes = matches!(
         stage,
-        Stage::Failing(_) | Stage::Waiting { .. } | Stage::Start { .. } | Stage::Active { .. }
+        Stage::Failing(_)
+            | Stage::Waiting { .. }
+            | Stage::Pausing { .. }
+            | Stage::Start { .. }
+            | Stage::Active { .. }
     );
     let comes = comes && running.status != Truth::Yes;
     let stalled = failed.or_else(|| Some(running.clone()).filter(Said::stalls));
@@ -156,9 +172,8 @@ fn way_on(observed: &Observed) -> String {
 
 /// Pods of the newest attempt that are not on their way out, by name.
 fn pods<'a>(observed: &'a Observed, newest: Option<&Attempt<'_>>) -> Vec<&'a Pod> {
-    let Some(number) = newest.map(|it| it.number.to_string()) else { return Vec::new() };
-    let of_attempt = |it: &&Pod| label(&it.metadata, LABEL_ATTEMPT) == Some(&number);
-    let mut pods: Vec<_> = all_ours(observed).filter(of_attempt).collect();
+    let Some(newest) = newest else { return Vec::new() };
+    let mut pods: Vec<_> = seen::pods(observed, newest).collect();
     pods.retain(|it| state(it) != State::Leaving);
     pods.sort_by_key(|it| name(&it.metadata).to_owned());
     pods
@@ -199,7 +214,13 @@ fn scheduled(pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said
     }
 }
 
-fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<'_>>) -> Said {
+fn running(
+    observed: &Observed,
+    stage: &Stage,
+    (pods, wanted): (&[&Pod], usize),
+    newest: Option<&Attempt<'_>>,
+    now: Timestamp,
+) -> Said {
     match stage {
         Stage::Invalid(refusal) => said(false, "Invalid", refusal.to_string()),
         Stage::Blocked(obstacle) => blocked(*obstacle),
@@ -215,6 +236,15 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
             let text = format!("attempt {number} starts when the pods of others have ended{why}");
             said(false, if after.is_some() { "Restarting" } else { "Starting" }, text)
         }
+        Stage::Pausing { number, restarts, after, .. } => {
+            let why = after.as_ref().map(|it| format!("; {it}")).unwrap_or_default();
+            let (pause, vain) = (restarts.pause(), restarts.vain);
+            let text = format!(
+                "attempt {number} starts {pause} s after the end of the one before; {vain} in a row have ended without a \
+                 newer checkpoint{why}"
+            );
+            said(false, "Restarting", text)
+        }
         Stage::Active { .. } => {
             if newest.is_some_and(Attempt::is_suspended) {
                 return queued(newest.map_or(0, |it| it.number));
@@ -222,13 +252,23 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
             let ready = pods.iter().filter(|it| state(it) == State::Ready).count();
             let ended = pods.iter().filter(|it| state(it) == State::Ended).count();
             if ready + ended >= wanted {
-                return said(true, "Running", format!("{wanted} of {wanted} pods are ready"));
+                return trains(observed, (pods, wanted), newest.map_or(0, |it| it.number), now);
             }
-            let stuck = pods.iter().find_map(|it| {
-                Some(format!("; pod {}: {}", name(&it.metadata), stuck(it, TRAINER_CONTAINER)?))
-            });
-            let text = format!("{ready} of {wanted} pods are ready{}", stuck.unwrap_or_default());
-            said(false, "Starting", text)
+            let text = format!("{ready} of {wanted} pods are ready");
+            let made = pods.len();
+            if let Some(Failure { reason, message }) = &observed.refused_pod
+                && made < wanted
+            {
+                return said(false, reason, format!("{made} of {wanted} pods are made; {message}"));
+            }
+            let why = |it: &&Pod| {
+                let why = stuck(it, TRAINER_CONTAINER, now)?;
+                Some(format!("{text}; pod {}: {why}", name(&it.metadata)))
+            };
+            match pods.iter().find_map(why) {
+                Some(why) => said(false, "NotStarting", why),
+                None => said(false, "Starting", text),
+            }
         }
         Stage::Deleted | Stage::Foreign | Stage::Finished { .. } => {
             said(Truth::Unknown, "Unknown", "")
@@ -236,13 +276,50 @@ fn running(stage: &Stage, pods: &[&Pod], wanted: usize, newest: Option<&Attempt<
     }
 }
 
+/// Whether the trainers of an attempt whose pods are all ready have joined, as far as that is known.
+fn trains(
+    observed: &Observed,
+    (pods, wanted): (&[&Pod], usize),
+    attempt: u32,
+    now: Timestamp,
+) -> Said {
+    let mut missing: Vec<_> = pods.iter().collect();
+    missing.retain(|it| has_joined(observed, attempt, it) == Some(false));
+    let text = format!("{wanted} of {wanted} pods are ready");
+    if missing.is_empty() {
+        return said(true, "Running", text);
+    }
+    let text = format!("{text}, {} have joined", pods.len() - missing.len());
+    let is_late = |it: &&&Pod| joins_by(it).is_some_and(|it| it <= now.as_second());
+    match missing.into_iter().find(is_late) {
+        Some(pod) => {
+            let pod = name(&pod.metadata);
+            let text =
+                format!("{text}; pod {pod} is ready for {JOINS_SECONDS} s and has not; {JOINS}");
+            said(false, "NotJoined", text)
+        }
+        None => said(true, "Running", text),
+    }
+}
+
 /// Names a pod that the next attempt waits for.
 fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
     let waited = all_ours(observed).filter(|it| !is_quiet(it, now)).map(|it| name(&it.metadata));
-    match waited.min() {
-        Some(pod) => Said { message: format!("{}; it waits for pod {pod}", said.message), ..said },
-        None => said,
+    if let Some(pod) = waited.min() {
+        return Said { message: format!("{}; it waits for pod {pod}", said.message), ..said };
     }
+    let Some((attempt, rank)) = trains_on(observed) else { return said };
+    let pod = pod_of(observed, attempt, rank).map(|it| {
+        let node = node(it).map(|it| format!(" on node {it}")).unwrap_or_default();
+        format!("pod {}{node}", name(&it.metadata))
+    });
+    let who = pod.unwrap_or_else(|| "its pod is gone".to_owned());
+    let message = format!(
+        "{}; trainer {rank} of attempt {attempt} ({who}) should be gone and is still connected: its node's kubelet is dead \
+         and its machine lives, so switch the machine off",
+        said.message
+    );
+    Said { message, ..said }
 }
 
 /// Each attempt is a workload of its own to the queue.

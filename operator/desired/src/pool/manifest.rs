@@ -20,7 +20,7 @@ use cadre_crds::{AttentionPool, AttentionPoolSpec, Colocation};
 use k8s_openapi::api::core::v1::{
     Affinity, Container, EmptyDirVolumeSource, NodeAffinity, NodeSelector, NodeSelectorRequirement,
     NodeSelectorTerm, Pod, PodAffinity, PodAffinityTerm, PodSpec, PodTemplateSpec,
-    ResourceRequirements, Service, ServiceSpec, WeightedPodAffinityTerm,
+    PreferredSchedulingTerm, ResourceRequirements, Service, ServiceSpec, WeightedPodAffinityTerm,
 };
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -32,6 +32,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 /// Seconds beyond the drain's that a server has between SIGTERM and SIGKILL.
 const GRACE_SECONDS: i64 = 10;
 
+/// Weight of each node where a slot failed before it failed elsewhere; 100 is the largest.
+const AVOIDED_WEIGHT: i32 = 50;
+
 /// What a start of a server is about.
 #[derive(Clone, Debug)]
 pub(crate) struct Start {
@@ -39,7 +42,7 @@ pub(crate) struct Start {
     pub(crate) incarnation: u32,
     /// Failures in a row of this slot's servers before.
     pub(crate) failures: u32,
-    /// Nodes where it must not run.
+    /// Nodes where the slot failed: not on the last one, rather not on the others.
     pub(crate) avoid: Vec<String>,
 }
 
@@ -171,27 +174,31 @@ fn devices(spec: &mut PodSpec, pool: &AttentionPool, settings: &Settings) {
 /// Near to the trainers of the pool, nearest level first; away from nodes where the slot failed.
 fn place(spec: &mut PodSpec, pool: &AttentionPool, settings: &Settings, avoid: &[String]) {
     let affinity = spec.affinity.get_or_insert_with(Affinity::default);
-    if !avoid.is_empty() {
-        let term = NodeSelectorTerm {
-            match_fields: Some(vec![NodeSelectorRequirement {
-                key: "metadata.name".into(),
-                operator: "NotIn".into(),
-                values: Some(avoid.to_vec()),
-            }]),
-            match_expressions: None,
-        };
+    // The node where the slot failed last is out of the question; the others it goes back to where there is none else.
+    if let Some((newest, older)) = avoid.split_last() {
         let nodes = affinity.node_affinity.get_or_insert_with(NodeAffinity::default);
         let required = nodes
             .required_during_scheduling_ignored_during_execution
             .get_or_insert_with(|| NodeSelector { node_selector_terms: Vec::new() });
         if required.node_selector_terms.is_empty() {
-            required.node_selector_terms.push(term);
-        } else {
-            // Terms are alternatives, so each of them gets the exception.
-            for each in &mut required.node_selector_terms {
-                let fields = each.match_fields.get_or_insert_with(Vec::new);
-                fields.extend(term.match_fields.clone().into_iter().flatten());
-            }
+            required.node_selector_terms.push(NodeSelectorTerm::default());
+        }
+        // Terms are alternatives, so each of them gets the exception.
+        for term in &mut required.node_selector_terms {
+            term.match_fields.get_or_insert_default().push(not_on(newest));
+        }
+        let preferred = older.iter().map(|node| PreferredSchedulingTerm {
+            weight: AVOIDED_WEIGHT,
+            preference: NodeSelectorTerm {
+                match_fields: Some(vec![not_on(node)]),
+                match_expressions: None,
+            },
+        });
+        if !older.is_empty() {
+            nodes
+                .preferred_during_scheduling_ignored_during_execution
+                .get_or_insert_default()
+                .extend(preferred);
         }
     }
     let levels = levels(&pool.spec, settings);
@@ -209,6 +216,15 @@ fn place(spec: &mut PodSpec, pool: &AttentionPool, settings: &Settings, avoid: &
         pods.required_during_scheduling_ignored_during_execution
             .get_or_insert_with(Vec::new)
             .push(term(farthest));
+    }
+}
+
+/// Any node but this one. The API server takes exactly one name in such a requirement.
+fn not_on(node: &str) -> NodeSelectorRequirement {
+    NodeSelectorRequirement {
+        key: "metadata.name".into(),
+        operator: "NotIn".into(),
+        values: Some(vec![node.to_owned()]),
     }
 }
 
@@ -260,8 +276,10 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 }
 
 /// One server at a time may be evicted; those that are not ready always may. The disruption controller counts the others from
-/// `spec.replicas`, through the scale subresource.
-pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
+/// `spec.replicas`, through the scale subresource: those that find no node would count as evicted as long as that is so, and
+/// nobody could drain a node.
+pub(crate) fn budget(pool: &AttentionPool, without_node: usize) -> PodDisruptionBudget {
+    let most = i32::try_from(without_node).unwrap_or(i32::MAX).saturating_add(1);
     PodDisruptionBudget {
         metadata: meta(pool, names::servers_budget(name(&pool.metadata))),
         spec: Some(PodDisruptionBudgetSpec {
@@ -271,7 +289,7 @@ pub(crate) fn budget(pool: &AttentionPool) -> PodDisruptionBudget {
                 match_expressions: None,
             }),
             unhealthy_pod_eviction_policy: Some("AlwaysAllow".into()),
-            max_unavailable: Some(IntOrString::Int(1)),
+            max_unavailable: Some(IntOrString::Int(most)),
         }),
         status: None,
     }

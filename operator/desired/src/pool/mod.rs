@@ -43,7 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
 use crate::names::{LAST_INCARNATION, is_owned, owned_by, pool_labels};
-use crate::pod::State;
+use crate::pod::{State, set_up_by, unscheduled};
 use crate::settings::Settings;
 pub use facts::facts;
 use revision::Rollout;
@@ -91,6 +91,10 @@ pub struct Observed {
     /// Whether every connected server has had time to report. If so, a server that is not in
     /// `reports` is not connected.
     pub reports_complete: bool,
+    /// Whether there is a control service; without one no server reports.
+    pub has_control: bool,
+    /// When servers lost their connection that have had one, by the name of the pod.
+    pub lost: BTreeMap<String, Timestamp>,
     /// Demand of the jobs whose trainers are there, by namespace and name. Read in mode `Auto` alone.
     pub demands: BTreeMap<(String, String), Demand>,
     /// What mode `Auto` remembers.
@@ -159,7 +163,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     }));
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
-        surroundings(observed, &mut decision.actions);
+        surroundings(observed, &all, &mut decision.actions);
     }
     let wanted = scale.servers as usize;
     if !deleted {
@@ -168,7 +172,10 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     leave(observed, settings, (&all, wanted), now, &mut decision);
     come(observed, settings, (&all, wanted), now, &mut decision);
     bury(&all, wanted, &mut decision);
-    decision.again = soonest(decision.again, scale.again);
+    // What is late by then is told.
+    let late = all.iter().filter_map(|it| set_up_by(it.pod).or_else(|| it.joins_by(observed)));
+    let late = late.map(|it| it - now.as_second()).filter(|it| *it > 0).min();
+    decision.again = soonest(soonest(decision.again, scale.again), late);
     (decision, scale.memory)
 }
 
@@ -196,7 +203,7 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut 
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
+fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Action>) {
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -209,7 +216,10 @@ fn surroundings(observed: &Observed, actions: &mut Vec<Action>) {
         }
         Some(_) => {}
     }
-    let budget = manifest::budget(pool);
+    let finds_none =
+        |it: &&Server<'_>| it.state == State::Unscheduled && unscheduled(it.pod).is_some();
+    let without_node = all.iter().filter(finds_none);
+    let budget = manifest::budget(pool, without_node.count());
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {

@@ -13,7 +13,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Observed, Report};
 use crate::names::{annotation, is_owned, label, name};
-use crate::pod::{State, condition, end, node, state};
+use crate::pod::{JOINS_SECONDS, State, condition, end, joins_by, node, state};
 
 /// Seconds that a server must have run for its end not to count as one more failure in a row.
 const PROVEN_SECONDS: i64 = 60;
@@ -108,6 +108,16 @@ impl Server<'_> {
         self.report.map_or(!self.is_awaited(reports_complete), |it| it.drained)
     }
 
+    /// The second from which on it is late to join the control service, if it is ready and has not.
+    pub(crate) fn joins_by(&self, observed: &Observed) -> Option<i64> {
+        let may_report = observed.has_control && observed.reports_complete;
+        if self.state != State::Ready || self.report.is_some() || !may_report {
+            return None;
+        }
+        let lost = observed.lost.get(name(&self.pod.metadata)).map(|it| it.as_second());
+        joins_by(self.pod).max(lost.map(|it| it + JOINS_SECONDS))
+    }
+
     /// Digest of what it was made from.
     pub(crate) fn revision(&self) -> Option<&str> {
         label(&self.pod.metadata, LABEL_REVISION)
@@ -142,8 +152,8 @@ impl Server<'_> {
         ended.or(made).map_or(Timestamp::UNIX_EPOCH, |it| it.0)
     }
 
-    /// Nodes that a successor avoids. This server's node is among them if it failed there too often
-    /// or was quarantined there.
+    /// Nodes that a successor avoids, the newest last. This server's node is among them if it failed
+    /// there too often or was quarantined there.
     pub(crate) fn avoided(&self, pool: &AttentionPool) -> Vec<String> {
         let before = annotation(&self.pod.metadata, ANNOTATION_AVOID).unwrap_or_default();
         let mut nodes: Vec<String> =
@@ -151,8 +161,8 @@ impl Server<'_> {
         let quarantined = self.drain.as_ref().is_some_and(|it| it.reason == QUARANTINED);
         if (quarantined || self.failures() >= pool.spec.health.quarantine_after)
             && let Some(node) = self.node()
-            && !nodes.iter().any(|it| it == node)
         {
+            nodes.retain(|it| it != node);
             nodes.push(node.to_owned());
         }
         let many = nodes.len().saturating_sub(AVOIDED);

@@ -23,7 +23,7 @@ use super::{Observed, refusal};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::{is_owned, name, server_selector};
-use crate::pod::{State, condition, end, stuck, unscheduled};
+use crate::pod::{JOINS, JOINS_SECONDS, State, condition, end, stuck, unscheduled};
 use crate::settings::Settings;
 
 /// Nothing is to come.
@@ -110,7 +110,7 @@ pub fn status(
     conditions.set("Balanced", balanced(&all, at_most));
     conditions.set("ScalingActive", scaling(observed, now));
     conditions.set("PlacementSatisfied", placement(observed, settings, &all));
-    let degraded = degraded(observed, &all, applied.failure());
+    let degraded = degraded(observed, &all, applied.failure(), now);
     conditions.set("Degraded", degraded.clone());
     conditions.set("Ready", whole(&degraded, &progressing, desired));
     let moves = progressing.status == Truth::Yes;
@@ -302,7 +302,12 @@ fn rounded(mbps: u32) -> u32 {
     mbps / unit * unit
 }
 
-fn degraded(observed: &Observed, all: &[Server<'_>], failure: Option<&Failure>) -> Said {
+fn degraded(
+    observed: &Observed,
+    all: &[Server<'_>],
+    failure: Option<&Failure>,
+    now: Timestamp,
+) -> Said {
     let metas = observed.service.iter().map(|it| &it.metadata);
     let mut metas = metas.chain(observed.budget.iter().map(|it| &it.metadata));
     if metas.any(|it| !is_owned(it, &observed.pool.metadata)) {
@@ -322,7 +327,9 @@ fn degraded(observed: &Observed, all: &[Server<'_>], failure: Option<&Failure>) 
             State::Unscheduled => unscheduled(server.pod)
                 .or_else(|| gated(server))
                 .map(|it| ("Unschedulable", it.to_owned())),
-            State::Starting => stuck(server.pod, SERVER_CONTAINER).map(|it| ("NotStarting", it)),
+            State::Starting => {
+                stuck(server.pod, SERVER_CONTAINER, now).map(|it| ("NotStarting", it))
+            }
             State::Ended if server.failures() > 0 => Some(("ServerFailed", failed(server))),
             State::Ready | State::Leaving | State::Ended => None,
         };
@@ -334,7 +341,17 @@ fn degraded(observed: &Observed, all: &[Server<'_>], failure: Option<&Failure>) 
             return said(true, "Quarantined", text);
         }
     }
-    said(false, "AsItShould", "")
+    // Whatever else is wrong comes first: it is known for sure.
+    let late = |it: &&Server<'_>| it.joins_by(observed).is_some_and(|it| it <= now.as_second());
+    match all.iter().find(late) {
+        Some(server) => {
+            let pod = name(&server.pod.metadata);
+            let text =
+                format!("pod {pod}: it is ready and has not joined for {JOINS_SECONDS} s; {JOINS}");
+            said(true, "NotJoined", text)
+        }
+        None => said(false, "AsItShould", ""),
+    }
 }
 
 /// What a queue or another controller says of a pod that the scheduler may not look at.

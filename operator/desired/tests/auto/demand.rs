@@ -50,6 +50,15 @@ fn a_job_whose_trainers_have_no_nodes_asks_for_one_server() {
 }
 
 #[test]
+fn a_job_that_cannot_start_holds_no_server() {
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.demand, replay.is_stuck) = (true, needs(6), true);
+    assert_eq!(replay.run(1_400, 60), [0]);
+    replay.is_stuck = false;
+    assert_eq!(replay.run(1_400, 60), [6]);
+}
+
+#[test]
 fn a_new_leader_does_not_take_jobs_for_waiting_whose_servers_are_on_their_way_back() {
     let mut replay = Replay::new(0, 64, 3);
     (replay.has_jobs, replay.demand) = (true, needs(6));

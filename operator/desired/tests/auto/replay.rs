@@ -12,6 +12,7 @@ use cadre_views::JobKey;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
+use serde_json::json;
 
 use super::replicas::{Way, scale, write};
 
@@ -36,6 +37,8 @@ pub(crate) struct Replay {
     pub(crate) jobs: usize,
     /// Whether the job's trainers have nodes.
     pub(crate) is_placed: bool,
+    /// Whether their image cannot be pulled.
+    pub(crate) is_stuck: bool,
     /// What is known of the job's demand.
     pub(crate) demand: Demand,
     /// A server that works and whose reports do not arrive.
@@ -67,6 +70,7 @@ impl Replay {
             has_jobs: false,
             jobs: 1,
             is_placed: true,
+            is_stuck: false,
             demand: Demand::default(),
             silent: None,
             is_complete: true,
@@ -137,6 +141,8 @@ impl Replay {
             holders,
             in_place: 0,
             reports_complete: self.is_complete,
+            has_control: true,
+            lost: BTreeMap::new(),
             demands: demands.collect(),
             memory: self.memory.clone(),
         }
@@ -184,7 +190,8 @@ impl Replay {
             pods.push(pod);
         }
         let jobs = if self.has_jobs && load > 0 { self.jobs } else { 0 };
-        let trainers = (0..jobs).map(|at| Arc::new(trainer(at, self.is_placed))).collect();
+        let trainers =
+            (0..jobs).map(|at| Arc::new(trainer(at, self.is_placed, self.is_stuck))).collect();
         let observed = self.observed(pods, reports, trainers);
         let now = Timestamp::from_second(self.second).expect("a good second");
         let (decision, memory) = decide(&observed, &Settings::default(), now);
@@ -218,11 +225,21 @@ fn job(at: usize) -> String {
 }
 
 /// A trainer of a job.
-fn trainer(at: usize, is_placed: bool) -> Pod {
+fn trainer(at: usize, is_placed: bool, is_stuck: bool) -> Pod {
     let mut trainer = pod(0, "");
     trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), job(at))].into());
     if !is_placed {
         (trainer.spec, trainer.status) = (None, None);
+    }
+    if is_stuck {
+        let stuck = json!({
+            "phase": "Pending",
+            "containerStatuses": [{
+                "name": "trainer", "image": "i", "imageID": "", "ready": false, "restartCount": 0,
+                "state": {"waiting": {"reason": "ImagePullBackOff"}},
+            }],
+        });
+        trainer.status = serde_json::from_value(stuck).expect("a status");
     }
     trainer
 }

@@ -4,8 +4,9 @@ use cadre_crds::contract::ANNOTATION_ENDED;
 use cadre_crds::{FailureAction, FailureRule};
 use cadre_desired::job::decide;
 
-use super::cluster::{REASONS, World};
-use super::world::settings;
+use super::cluster::World;
+use super::events::{PUT_OUT, REASONS};
+use super::world::{name, settings};
 use super::{reason, rest};
 
 /// What goes on beside an operator until all of it is over.
@@ -20,7 +21,7 @@ fn calm(world: &mut World, looks: bool) {
 
 #[test]
 fn a_trainer_that_is_taken_away_costs_no_restart_whether_or_not_an_operator_watched() {
-    for taken in REASONS {
+    for taken in REASONS.into_iter().filter(|it| *it != PUT_OUT) {
         for watches in [true, false] {
             let mut world = World::new(false);
             world.job.spec.failure_policy.max_restarts = Some(0);
@@ -35,6 +36,29 @@ fn a_trainer_that_is_taken_away_costs_no_restart_whether_or_not_an_operator_watc
             assert_eq!(told, (3, 0, "Running".to_owned()), "{taken}, watched: {watches}");
         }
     }
+}
+
+#[test]
+fn a_trainer_that_is_put_out_for_lack_of_memory_counts_and_one_whose_node_shuts_down_does_not() {
+    let check = |beside: &str, expected: (u32, &str)| {
+        for watches in [true, false] {
+            let mut world = World::new(false);
+            for _ in 0..3 {
+                rest(&mut world);
+                assert!(world.disrupt(1, PUT_OUT), "a trainer runs");
+                let pod = world.pods.iter_mut().rfind(|it| name(&it.metadata).ends_with("-1"));
+                let status = pod.and_then(|it| it.status.as_mut()).expect("it has ended");
+                status.reason = Some(beside.to_owned());
+                calm(&mut world, watches);
+            }
+            rest(&mut world);
+            let status = world.job.status.clone().expect("it was reported");
+            let told = (status.restarts, reason(&world, "Failed"));
+            assert_eq!((told.0, told.1.as_str()), expected, "{beside}, watched: {watches}");
+        }
+    };
+    check("Evicted", (2, "RestartsUsedUp"));
+    check("Terminated", (0, ""));
 }
 
 #[test]

@@ -4,14 +4,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_desired::job::{LastWords, Observed, decide, status};
+use cadre_desired::job::{Arrived, LastWords, Observed, decide, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
-use proptest::prelude::*;
 use serde_json::json;
 
+use super::events::{Event, PUT_OUT, REASONS};
 use super::kubernetes::{has, is_theirs};
 use super::refusals::{REFUSALS, words};
 use super::world::{Clock, settings};
@@ -30,7 +30,13 @@ pub(crate) struct World {
     pub(crate) checkpoint: u64,
     /// What a conductor said last.
     pub(crate) last_words: Option<LastWords>,
-    /// Failures that may have counted: a disruption never does.
+    /// Who has joined, where that is known.
+    pub(crate) joined: Option<Arrived>,
+    /// Trainers that are connected, by attempt and rank.
+    pub(crate) attached: BTreeSet<(u32, u32)>,
+    /// Why a pod that was tried was refused.
+    pub(crate) refused_pod: Option<Failure>,
+    /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
     pub(crate) may_count: u32,
     /// Failures of these since a newer checkpoint was told of while the job was not over.
     pub(crate) since_saved: u32,
@@ -74,6 +80,9 @@ impl World {
             dead: BTreeSet::new(),
             checkpoint: 0,
             last_words: None,
+            joined: None,
+            attached: BTreeSet::new(),
+            refused_pod: None,
             may_count: 0,
             since_saved: 0,
             gone: false,
@@ -105,6 +114,9 @@ impl World {
             checkpoint: self.checkpoint,
             failovers: 0,
             last_words: self.last_words.clone(),
+            joined: self.joined.clone(),
+            attached: self.attached.clone(),
+            refused_pod: self.refused_pod.clone(),
         }
     }
 
@@ -138,6 +150,11 @@ impl World {
             self.job.status = Some(after);
         }
         idle
+    }
+
+    /// Seconds until the next look, if it asks for one.
+    pub(crate) fn again(&self) -> Option<i64> {
+        decide(&self.observe(), &settings(), self.clock.now()).again
     }
 
     pub(crate) fn carry_out(&mut self, action: Action) {
@@ -234,7 +251,8 @@ impl World {
             }
             Event::Finish => self.finish(),
             Event::Disrupt { pod, reason } => {
-                self.disrupt(pod, REASONS[reason]);
+                let disrupted = self.disrupt(pod, REASONS[reason]);
+                self.may_count(disrupted && REASONS[reason] == PUT_OUT);
             }
             Event::Save(steps) => {
                 // What is over goes on only where somebody allows it.
@@ -308,93 +326,4 @@ pub(crate) fn attempt_of(meta: &ObjectMeta) -> Option<String> {
 
 fn number_of(job: &Job) -> Option<u32> {
     attempt_of(&job.metadata)?.parse().ok()
-}
-
-/// Why the platform takes pods away, as it says it in `DisruptionTarget`.
-pub(crate) const REASONS: [&str; 5] = [
-    "EvictionByEvictionAPI",
-    "PreemptionByScheduler",
-    "DeletionByTaintManager",
-    "DeletionByPodGC",
-    "TerminationByKubelet",
-];
-
-#[derive(Clone, Debug)]
-pub(crate) enum Event {
-    Suspend(bool),
-    End {
-        pod: usize,
-        code: i32,
-    },
-    Finish,
-    Disrupt {
-        pod: usize,
-        reason: usize,
-    },
-    Spoil {
-        pod: usize,
-        code: Option<i32>,
-    },
-    Beside {
-        pod: usize,
-        code: i32,
-    },
-    GiveUp,
-    /// A trainer of the newest attempt has written a checkpoint of so many steps.
-    Save(u64),
-    /// So many restarts are allowed from now on.
-    Allow(u32),
-    Nominate {
-        pod: usize,
-        holds: bool,
-    },
-    DeletePod(usize),
-    LoseNode(usize),
-    Preempt,
-    DeleteJob,
-    Pool(bool),
-    Refuse(usize),
-    /// The API server refuses nothing any more.
-    Agree,
-    Reconcile(usize),
-    JobController,
-    Kubelets,
-    CollectGarbage,
-    Calm,
-    Wait(i64),
-}
-
-pub(crate) fn events() -> impl Strategy<Value = Vec<Event>> {
-    let code = prop_oneof![Just(0), Just(1), Just(2), Just(3), Just(137)];
-    let pod = 0_usize..2;
-    let event = prop_oneof![
-        1 => any::<bool>().prop_map(Event::Suspend),
-        2 => (pod.clone(), code).prop_map(|(pod, code)| Event::End { pod, code }),
-        1 => Just(Event::Finish),
-        3 => (pod.clone(), 0..REASONS.len())
-            .prop_map(|(pod, reason)| Event::Disrupt { pod, reason }),
-        1 => (pod.clone(), prop::option::of(1..4))
-            .prop_map(|(pod, code)| Event::Spoil { pod, code }),
-        1 => (pod.clone(), 1..4).prop_map(|(pod, code)| Event::Beside { pod, code }),
-        1 => Just(Event::GiveUp),
-        2 => (0_u64..200).prop_map(Event::Save),
-        1 => (0_u32..5).prop_map(Event::Allow),
-        1 => (pod.clone(), any::<bool>())
-            .prop_map(|(pod, holds)| Event::Nominate { pod, holds }),
-        1 => pod.clone().prop_map(Event::DeletePod),
-        1 => pod.prop_map(Event::LoseNode),
-        1 => Just(Event::Preempt),
-        1 => Just(Event::DeleteJob),
-        1 => any::<bool>().prop_map(Event::Pool),
-        1 => (0..REFUSALS.len()).prop_map(Event::Refuse),
-        1 => Just(Event::Agree),
-        4 => (0_usize..4).prop_map(Event::Reconcile),
-        5 => Just(Event::Reconcile(usize::MAX)),
-        3 => Just(Event::JobController),
-        3 => Just(Event::Kubelets),
-        2 => Just(Event::CollectGarbage),
-        5 => Just(Event::Calm),
-        1 => (0_i64..200).prop_map(Event::Wait),
-    ];
-    prop::collection::vec(event, 0..60)
 }

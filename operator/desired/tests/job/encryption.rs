@@ -6,7 +6,8 @@ use cadre_desired::job::encryption;
 use k8s_openapi::api::core::v1::Pod;
 use proptest::prelude::*;
 
-use super::cluster::{World, attempt_of, events};
+use super::cluster::{World, attempt_of};
+use super::events::events;
 use super::rest;
 
 use Encryption::{Off, Required, Tcp};

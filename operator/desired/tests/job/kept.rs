@@ -1,6 +1,9 @@
 //! Which attempts stay for their logs, and whose pods an attempt waits for.
 
-use super::cluster::{Event, World};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use super::cluster::World;
+use super::events::Event;
 use super::world::name;
 use super::{attempts, reason, rest};
 
@@ -94,4 +97,51 @@ fn an_attempt_says_of_which_generation_it_is() {
     world.end_trainer(0, 1);
     rest(&mut world);
     assert_eq!(told(&world), (2, 5, 5));
+}
+
+#[test]
+fn an_attempt_waits_for_a_trainer_that_a_dead_kubelet_has_not_ended() {
+    for is_pod_there in [true, false] {
+        let mut world = World::new(false);
+        rest(&mut world);
+        for (index, pod) in world.pods.iter_mut().enumerate() {
+            let labels = pod.metadata.labels.get_or_insert_default();
+            labels.insert("batch.kubernetes.io/job-completion-index".into(), index.to_string());
+        }
+        world.attached = [(1, 0), (1, 1)].into();
+        world.lose_node_of(0);
+        world.attached.remove(&(1, 1));
+        // Much longer than a pod is waited for.
+        for _ in 0..200 {
+            world.calm();
+            world.reconcile(usize::MAX);
+            if !is_pod_there && world.jobs.is_empty() {
+                world.pods.retain(|it| name(&it.metadata) != "j-1-0");
+            }
+        }
+        assert!(!world.is_true("Running"), "two would write the same checkpoints");
+        let said = world.condition("Running").map(|it| it.message).unwrap_or_default();
+        let who = if is_pod_there { "pod j-1-0 on node node-0" } else { "its pod is gone" };
+        let expected = format!("; trainer 0 of attempt 1 ({who}) should be gone and is still");
+        assert!(said.contains(&expected), "{said}");
+        world.attached.clear();
+        rest(&mut world);
+        assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
+    }
+}
+
+#[test]
+fn a_lost_pod_of_a_former_job_of_the_same_name_is_none_of_the_new_one() {
+    let mut world = World::new(false);
+    world.join(Some("1"));
+    let clock = world.clock.clone();
+    let pod = world.pods.last_mut().expect("it has joined");
+    pod.metadata.deletion_timestamp = Some(Time(clock.now()));
+    let owner = pod.metadata.owner_references.iter_mut().flatten().next().expect("it has one");
+    owner.name = "j-1".into();
+    world.dead.insert("node-0".into());
+    world.clock.second += 60;
+    rest(&mut world);
+    assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
+    assert_eq!(attempts(&world), ["1"]);
 }

@@ -14,7 +14,8 @@ use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{OwnerReference, Time};
 
 use super::cluster::{World, attempt_of};
-use super::world::{end, name, on_node, set_condition, set_phase};
+use super::events::PUT_OUT;
+use super::world::{Clock, end, name, on_node, set_condition, set_phase};
 
 const COUNTED: &str = "batch.kubernetes.io/job-tracking";
 /// Seconds that a pod has between SIGTERM and SIGKILL.
@@ -29,9 +30,10 @@ impl World {
         self.running_pod(index).map(|it| going(it, now)).is_some()
     }
 
-    /// Takes a pod of the newest attempt away, as the API for evictions and the controllers of nodes do.
+    /// Takes a pod of the newest attempt away, as the API for evictions and the controllers of nodes do, or as its kubelet does:
+    /// that deletes none.
     pub(crate) fn disrupt(&mut self, index: usize, reason: &str) -> bool {
-        let now = self.clock.second;
+        let (now, clock) = (self.clock.second, self.clock.clone());
         let Some(pod) = self.running_pod(index) else { return false };
         set_condition(pod, "DisruptionTarget", true);
         let conditions = pod.status.get_or_insert_default().conditions.iter_mut().flatten();
@@ -39,7 +41,15 @@ impl World {
             said.reason = Some(reason.to_owned());
             said.message = Some(format!("words of {reason}"));
         }
-        going(pod, now);
+        if reason == PUT_OUT {
+            let conditions = pod.status.take().and_then(|it| it.conditions);
+            end(pod, TRAINER_CONTAINER, 137, 5, &clock);
+            let status = pod.status.get_or_insert_default();
+            status.reason = Some("Evicted".into());
+            status.conditions.get_or_insert_default().extend(conditions.into_iter().flatten());
+        } else {
+            going(pod, now);
+        }
         true
     }
 
@@ -198,7 +208,7 @@ impl World {
                 if deleted {
                     continue;
                 }
-                say(&mut self.jobs[at], "FailureTarget", &reason, &message);
+                say(&mut self.jobs[at], &self.clock, "FailureTarget", (&reason, &message));
             }
             let failing = has(&self.jobs[at], "FailureTarget");
             for pod in self.pods.iter_mut().filter(|it| of_job(it)) {
@@ -215,9 +225,10 @@ impl World {
             if failing && ended {
                 let said = condition(job, "FailureTarget").cloned().expect("it fails");
                 let (reason, message) = (said.reason, said.message);
-                say(job, "Failed", &reason.unwrap_or_default(), &message.unwrap_or_default());
+                let words = (reason.unwrap_or_default(), message.unwrap_or_default());
+                say(job, &self.clock, "Failed", (&words.0, &words.1));
             } else if !failing && well == TRAINERS {
-                say(job, "Complete", "CompletionsReached", "");
+                say(job, &self.clock, "Complete", ("CompletionsReached", ""));
             }
         }
     }
@@ -307,8 +318,9 @@ pub(crate) fn has(job: &Job, wanted: &str) -> bool {
     condition(job, wanted).is_some()
 }
 
-fn say(job: &mut Job, condition: &str, reason: &str, message: &str) {
+fn say(job: &mut Job, clock: &Clock, condition: &str, (reason, message): (&str, &str)) {
     let condition = JobCondition {
+        last_transition_time: Some(Time(clock.now())),
         type_: condition.to_owned(),
         status: "True".to_owned(),
         reason: Some(reason.to_owned()),

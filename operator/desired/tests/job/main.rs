@@ -3,10 +3,12 @@
 mod causes;
 mod cluster;
 mod encryption;
+mod events;
 mod kept;
 mod kubernetes;
 mod refusals;
 mod restarts;
+mod starting;
 #[path = "../world/mod.rs"]
 mod world;
 
@@ -14,7 +16,8 @@ use cadre_crds::contract::LABEL_QUEUE;
 use cadre_crds::{FailureAction, FailureRule};
 use cadre_desired::job::{decide, status};
 use cadre_desired::{Applied, Failure};
-use cluster::{Event, World, events};
+use cluster::World;
+use events::{Event, events};
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use proptest::prelude::*;
@@ -27,6 +30,14 @@ fn rest(world: &mut World) {
         let before = (world.jobs.len(), world.job.status.clone());
         if world.awaits_a_pod() || world.awaits_an_end() {
             world.reconcile(usize::MAX);
+            continue;
+        }
+        if reason(world, "Running") == "Restarting" {
+            world.reconcile(usize::MAX);
+            if reason(world, "Running") == "Restarting" {
+                // It may pause.
+                world.clock.second += world.again().unwrap_or(0);
+            }
             continue;
         }
         if world.reconcile(usize::MAX) && (world.jobs.len(), world.job.status.clone()) == before {

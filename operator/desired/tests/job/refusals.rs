@@ -26,8 +26,8 @@ pub(crate) fn words(action: &Action) -> &'static str {
 /// which nothing is refused runs, or says itself why not.
 pub(crate) fn are_told(world: &mut World) {
     for _ in 0..12 {
-        // Longer than pods and conductors are waited for.
-        world.clock.second += 9;
+        // Longer than pods, conductors and pauses are waited for.
+        world.clock.second += 30;
         world.calm();
         world.reconcile(usize::MAX);
         let degraded = world.condition("Degraded").expect("it is always said");

@@ -1,6 +1,7 @@
 //! How many restarts a job has: in a row without a newer checkpoint, and what happens when they are used up.
 
 use super::cluster::World;
+use super::kubernetes::has;
 use super::{attempts, reason, rest};
 
 #[test]
@@ -32,6 +33,51 @@ fn restarts_count_until_the_budget_is_used_up() {
 fn counts(world: &World) -> (u32, u32, u32) {
     let status = world.job.status.clone().expect("it was reported");
     (status.attempt, status.restarts, status.in_a_row())
+}
+
+#[test]
+fn attempts_in_a_row_wait_longer_each_time_whether_they_count_and_progress_sets_that_back() {
+    let ways: [(fn(&mut World) -> bool, &str); 2] = [
+        (|it| it.end_trainer(0, 1), "exit code 1"),
+        (|it| it.disrupt(0, "EvictionByEvictionAPI"), "words of EvictionByEvictionAPI"),
+    ];
+    for (ends, words) in ways {
+        let mut world = World::new(false);
+        world.job.spec.failure_policy.max_restarts = Some(9);
+        let (mut pauses, mut is_told) = (Vec::new(), false);
+        for attempt in 1..=8_u32 {
+            rest(&mut world);
+            if attempt == 8 {
+                world.checkpoint = 20;
+            }
+            assert!(ends(&mut world), "a trainer runs");
+            let mut failed = None;
+            while counts(&world).0 == attempt {
+                world.job_controller();
+                world.kubelets();
+                world.reconcile(usize::MAX);
+                let has_failed = world.jobs.last().is_some_and(|it| has(it, "FailureTarget"));
+                failed = failed.or(Some(world.clock.second).filter(|_| has_failed));
+                if attempt == 2 && failed == Some(world.clock.second - 19) {
+                    let told = world.condition("Running").expect("it is told");
+                    let expected = format!(
+                        "attempt 3 starts 20 s after the end of the one before; 2 in a row have ended without a newer \
+                         checkpoint; pod j-2-0: {words}"
+                    );
+                    assert_eq!((told.reason.as_str(), told.message), ("Restarting", expected));
+                    is_told = true;
+                }
+                let (decision, now) = (world.again(), world.clock.second);
+                let due = decision.is_some_and(|it| it <= 300);
+                assert!(counts(&world).0 > attempt || due, "nobody looks at {now}");
+                world.clock.second += 1;
+                world.done.clear();
+            }
+            pauses.push(world.clock.second - 1 - failed.expect("it has failed"));
+        }
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300, 10], "{words}");
+        assert!(is_told);
+    }
 }
 
 #[test]

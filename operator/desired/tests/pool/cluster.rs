@@ -10,10 +10,12 @@ use cadre_desired::pool::{Node, Observed, Report, decide, scale::Memory, status}
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use cadre_views::JobKey;
 use k8s_openapi::api::apps::v1::ControllerRevision;
-use k8s_openapi::api::core::v1::{Pod, Service};
+use k8s_openapi::api::core::v1::{NodeSelectorTerm, Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+
+use k8s_openapi::jiff::Timestamp;
 
 use super::events::words;
 use super::replicas::scale;
@@ -44,6 +46,8 @@ pub(crate) struct World {
     /// Number of an image whose servers never become ready.
     pub(crate) broken: Option<u8>,
     pub(crate) memory: Memory,
+    /// When servers lost their connection.
+    pub(crate) lost: BTreeMap<String, Timestamp>,
     pub(crate) gone: bool,
     /// Data version of the job that all servers of that version work for.
     pub(crate) job: Option<u32>,
@@ -85,6 +89,7 @@ impl World {
             refused: BTreeSet::new(),
             broken: None,
             memory: Memory::default(),
+            lost: BTreeMap::new(),
             gone: false,
             job: None,
             busy_ppm: 0,
@@ -108,6 +113,8 @@ impl World {
             reports: self.reports.clone(),
             holders: self.holders(),
             in_place: 0,
+            has_control: true,
+            lost: self.lost.clone(),
             demands: BTreeMap::new(),
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
@@ -160,6 +167,11 @@ impl World {
                 let twin =
                     self.pods.iter().filter(|it| is_present(it)).find(|it| slot(it) == slot(&pod));
                 assert!(twin.is_none(), "a slot has one server: {:?}", name(&pod.metadata));
+                let values = name_requirements(&pod).into_iter().map(|it| it.1.len());
+                assert!(
+                    values.into_iter().all(|it| it == 1),
+                    "422: must be only one value: {pod:?}"
+                );
                 self.clock.born(&mut pod.metadata);
                 set_phase(&mut pod, "Pending", false);
                 self.pods.push(*pod);
@@ -331,6 +343,23 @@ pub(crate) fn is_ready(pod: &Pod) -> bool {
 
 pub(crate) fn image_of(pod: &Pod) -> Option<String> {
     pod.spec.as_ref().and_then(|it| it.containers.first()?.image.clone())
+}
+
+/// What a pod's node affinity says of names of nodes: whether it must be so, and the values of each requirement. The API server
+/// refuses one that has not exactly one value.
+pub(crate) fn name_requirements(pod: &Pod) -> Vec<(bool, Vec<String>)> {
+    let affinity = pod.spec.as_ref().and_then(|it| it.affinity.as_ref()?.node_affinity.as_ref());
+    let required =
+        affinity.and_then(|it| it.required_during_scheduling_ignored_during_execution.as_ref());
+    let must = required.into_iter().flat_map(|it| &it.node_selector_terms).map(|it| (true, it));
+    let preferred =
+        affinity.and_then(|it| it.preferred_during_scheduling_ignored_during_execution.as_ref());
+    let should = preferred.into_iter().flatten().map(|it| (false, &it.preference));
+    let fields = |(must, term): (bool, &NodeSelectorTerm)| {
+        let fields: Vec<_> = term.match_fields.iter().flatten().cloned().collect();
+        fields.into_iter().map(move |it| (must, it.values.unwrap_or_default()))
+    };
+    must.chain(should).flat_map(fields).collect()
 }
 
 pub(crate) fn annotate(meta: &mut ObjectMeta, key: &str, value: String) {

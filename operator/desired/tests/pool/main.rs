@@ -15,14 +15,14 @@ use cadre_crds::contract::{LABEL_REVISION, SERVER_CONTAINER};
 use cadre_crds::validate::Refusal;
 use cadre_desired::pool::decide;
 use cadre_desired::{Action, Object, Settings};
-use cluster::{World, image_of};
+use cluster::{World, image_of, name_requirements};
 use events::{Event, events};
 use k8s_openapi::api::core::v1::{Pod, PodTemplateSpec};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use proptest::prelude::*;
 use serde_json::json;
-use world::{end, name, on_node, set_phase, settings};
+use world::{end, name, on_node, set_condition, set_phase, settings};
 
 /// Lets things calm down until all is tried that may be, and nothing changes any more.
 fn settle(world: &mut World) {
@@ -256,6 +256,25 @@ fn the_budget_of_an_earlier_build_is_replaced() {
 }
 
 #[test]
+fn a_server_may_be_evicted_though_others_find_no_node() {
+    let mut world = World::new(4);
+    rest(&mut world);
+    for pod in &mut world.pods[2..] {
+        pod.spec.get_or_insert_default().node_name = None;
+        set_phase(pod, "Pending", false);
+        set_condition(pod, "PodScheduled", false);
+    }
+    let names: Vec<_> = world.pods[2..].iter().map(|it| name(&it.metadata)).collect();
+    world.reports.retain(|it, _| !names.contains(it));
+    world.done.clear();
+    world.reconcile(usize::MAX);
+    world.reconcile(usize::MAX);
+    assert_eq!(world.evictions(), 1, "one of the two that serve");
+    rest(&mut world);
+    assert_eq!(world.evictions(), 1, "one of four");
+}
+
+#[test]
 fn victims_leave_in_the_order_of_the_page() {
     let mut world = World::new(6);
     rest(&mut world);
@@ -290,13 +309,13 @@ fn victims_leave_in_the_order_of_the_page() {
 }
 
 #[test]
-fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
+fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_nodes() {
     let mut world = World::new(1);
     rest(&mut world);
     let mut pauses = Vec::new();
-    for _ in 0..7 {
+    for at in [3, 3, 3, 4, 3, 4, 5] {
         let pod = world.pods.last_mut().expect("one server");
-        on_node(pod, "node-3");
+        on_node(pod, &format!("node-{at}"));
         end(pod, SERVER_CONTAINER, 1, 3, &world.clock);
         let failed = world.clock.second;
         let before = name(&pod.metadata);
@@ -311,9 +330,9 @@ fn a_slot_that_fails_pauses_longer_each_time_and_leaves_its_node() {
         world.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
     }
     assert_eq!(pauses, [10, 20, 40, 80, 160, 300, 300]);
-    let spec = world.pods.last().and_then(|it| it.spec.clone()).expect("one server");
-    let text = serde_json::to_string(&spec.affinity).expect("plain data");
-    assert!(text.contains(r#""operator":"NotIn","values":["node-3"]"#), "{text}");
+    let avoided = name_requirements(world.pods.last().expect("one server"));
+    let node = |must, at: u32| (must, vec![format!("node-{at}")]);
+    assert_eq!(avoided, [node(true, 5), node(false, 3), node(false, 4)], "the last one for sure");
 }
 
 #[test]

@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use cadre_desired::pool::{Link, Observed, Report, status};
+use cadre_desired::pool::{Link, Observed, Report, decide, status};
 use cadre_desired::{Applied, Failure};
 
 use super::cluster::World;
 use super::events::Event;
-use super::world::{end, name, settings};
+use super::world::{end, init_waits, name, on_node, set_phase, set_up_since, settings, since};
 use super::{for_tools, rest};
 
 #[test]
@@ -164,4 +164,69 @@ fn measured_links_are_told_by_the_worst() {
         };
         assert!(placement.message.ends_with(end), "{}", placement.message);
     }
+}
+
+/// Reason and message of `Degraded`, as the next look tells them.
+fn told(world: &mut World) -> (String, String) {
+    world.done.clear();
+    world.reconcile(usize::MAX);
+    let mut conditions = world.pool.status.iter().flat_map(|it| &it.conditions);
+    let degraded = conditions.find(|it| it.type_ == "Degraded").expect("it is always said");
+    (degraded.reason.clone(), degraded.message.clone())
+}
+
+#[test]
+fn a_server_that_runs_and_does_not_join_is_named_with_what_to_do() {
+    let mut world = World::new(2);
+    rest(&mut world);
+    let clock = world.clock.clone();
+    for pod in &mut world.pods {
+        set_phase(pod, "Running", true);
+        since(pod, "Ready", 0, &clock);
+    }
+    let pod = name(&world.pods[1].metadata);
+    let report = world.reports.remove(&pod).expect("it has joined");
+    assert_eq!(told(&mut world).0, "AsItShould");
+    let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+    assert_eq!(decision.again, Some(30), "nothing else leads to a look");
+    world.clock.second += 30;
+    world.is_complete = false;
+    assert_eq!(told(&mut world).0, "AsItShould", "it may come back to a new leader");
+    world.is_complete = true;
+    let (reason, message) = told(&mut world);
+    let expected = format!("pod {pod}: it is ready and has not joined for 30 s; let it reach");
+    assert!(reason == "NotJoined" && message.starts_with(&expected), "{message}");
+    world.reports.insert(pod.clone(), report);
+    assert_eq!(told(&mut world).0, "AsItShould");
+    // One that loses its connection has as long to come back.
+    world.reports.remove(&pod);
+    world.lost.insert(pod, world.clock.now());
+    world.clock.second += 29;
+    assert_eq!(told(&mut world).0, "AsItShould");
+    world.clock.second += 1;
+    assert_eq!(told(&mut world).0, "NotJoined");
+}
+
+#[test]
+fn a_server_that_does_not_start_is_named_with_the_cause() {
+    let mut world = World::new(1);
+    world.reconcile(usize::MAX);
+    on_node(&mut world.pods[0], "node-0");
+    let clock = world.clock.clone();
+    set_up_since(&mut world.pods[0], 0, &clock);
+    assert_eq!(told(&mut world).0, "AsItShould");
+    let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+    assert_eq!(decision.again, Some(60), "nothing else leads to a look");
+    world.clock.second += 60;
+    let (reason, message) = told(&mut world);
+    let pod = name(&world.pods[0].metadata);
+    let expected = format!("pod {pod}: for 60 s its node has not got");
+    assert!(reason == "NotStarting" && message.starts_with(&expected), "{message}");
+    set_phase(&mut world.pods[0], "Running", false);
+    assert_eq!(told(&mut world).0, "AsItShould", "it runs");
+    set_phase(&mut world.pods[0], "Pending", false);
+    init_waits(&mut world.pods[0], "CreateContainerConfigError");
+    let expected =
+        format!("pod {pod}: container prepare: CreateContainerConfigError words of the kubelet");
+    assert_eq!(told(&mut world), ("NotStarting".to_owned(), expected));
 }

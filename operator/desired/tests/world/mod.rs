@@ -5,7 +5,8 @@
 
 use cadre_desired::Settings;
 use k8s_openapi::api::core::v1::{
-    ContainerState, ContainerStateTerminated, ContainerStatus, Pod, PodCondition,
+    ContainerState, ContainerStateTerminated, ContainerStateWaiting, ContainerStatus, Pod,
+    PodCondition,
 };
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::Timestamp;
@@ -83,4 +84,29 @@ pub(crate) fn end(pod: &mut Pod, container: &str, code: i32, ran: i64, clock: &C
         ..ContainerStatus::default()
     };
     pod.status.get_or_insert_default().container_statuses = Some(vec![status]);
+}
+
+/// A pod has a node since so many seconds, and nothing of it has begun there.
+pub(crate) fn set_up_since(pod: &mut Pod, ago: i64, clock: &Clock) {
+    set_phase(pod, "Pending", false);
+    set_condition(pod, "PodScheduled", true);
+    since(pod, "PodScheduled", ago, clock);
+}
+
+/// A condition of a pod is as it is since so many seconds.
+pub(crate) fn since(pod: &mut Pod, name: &str, ago: i64, clock: &Clock) {
+    let time = Timestamp::from_second(clock.second - ago).expect("a good second");
+    let conditions = pod.status.get_or_insert_default().conditions.iter_mut().flatten();
+    for it in conditions.filter(|it| it.type_ == name) {
+        it.last_transition_time = Some(Time(time));
+    }
+}
+
+/// An init container of a pod waits for this reason.
+pub(crate) fn init_waits(pod: &mut Pod, reason: &str) {
+    let (reason, message) = (Some(reason.to_owned()), Some("words of the kubelet".to_owned()));
+    let waiting = Some(ContainerStateWaiting { reason, message });
+    let state = Some(ContainerState { waiting, ..ContainerState::default() });
+    let status = ContainerStatus { name: "prepare".into(), state, ..ContainerStatus::default() };
+    pod.status.get_or_insert_default().init_container_statuses = Some(vec![status]);
 }

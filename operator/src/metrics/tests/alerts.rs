@@ -277,6 +277,8 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         reports: BTreeMap::new(),
         holders: BTreeMap::new(),
         in_place: 0,
+        has_control: false,
+        lost: BTreeMap::new(),
         demands: BTreeMap::new(),
         reports_complete: true,
         memory: pool::scale::Memory::default(),
@@ -309,6 +311,9 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         checkpoint: 0,
         failovers: 0,
         last_words: None,
+        joined: None,
+        attached: BTreeSet::new(),
+        refused_pod: None,
     };
     let mut status = job::status(&Applied::new(observed, None), now()).expect("ours");
     status.restarts = restarts;
@@ -358,7 +363,6 @@ fn each_alert_fires_for_its_cause_alone_and_all_are_silent_when_all_is_well() {
     // Nobody is there, or a standby alone, which tells of no object.
     check(firing(&[Scrape(Vec::new())]), &["CadreWithoutLeader"]);
     check(firing(&[told(&Metrics::default(), &Seen::default())]), &["CadreWithoutLeader"]);
-
     let pools = |spec: Value, change: &dyn Fn(&mut AttentionPool)| Seen {
         pools: vec![a_pool(spec, change)],
         ..well()

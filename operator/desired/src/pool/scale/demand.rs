@@ -9,13 +9,14 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use cadre_crds::contract::TRAINER_CONTAINER;
 use cadre_views::JobKey;
 
 use super::super::Observed;
 use super::super::server::servers;
 use crate::identity::job_of;
 use crate::names::name;
-use crate::pod::{State, state};
+use crate::pod::{State, state, waits};
 
 /// What is known of a job's demand.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
@@ -81,11 +82,25 @@ pub(super) fn has_job(observed: &Observed) -> bool {
     observed.trainers.iter().any(|it| state(it) != State::Ended)
 }
 
-/// Jobs whose trainers are there; trainers of no job of ours are one.
+/// Jobs whose trainers are there, and whether they have nodes; trainers of no job of ours are one. A job with a trainer that
+/// cannot start is none: its image may never come.
+fn live(observed: &Observed) -> BTreeMap<Option<(String, String)>, bool> {
+    let mut jobs: BTreeMap<_, bool> = BTreeMap::new();
+    let mut stuck = BTreeSet::new();
+    for pod in observed.trainers.iter().filter(|it| state(it) != State::Ended) {
+        let of = job_of(pod).map(|it| (it.namespace, it.name));
+        if waits(pod, TRAINER_CONTAINER).is_some() {
+            stuck.insert(of.clone());
+        }
+        *jobs.entry(of).or_default() |= state(pod) != State::Unscheduled;
+    }
+    jobs.retain(|it, _| !stuck.contains(it));
+    jobs
+}
+
+/// How many these are.
 pub(super) fn jobs(observed: &Observed) -> u32 {
-    let live = observed.trainers.iter().filter(|it| state(it) != State::Ended);
-    let jobs: BTreeSet<_> = live.map(|it| job_of(it).map(|of| (of.namespace, of.name))).collect();
-    u32::try_from(jobs.len()).unwrap_or(u32::MAX)
+    u32::try_from(live(observed).len()).unwrap_or(u32::MAX)
 }
 
 /// Servers that jobs without one need: as many as their specs say and the pool lets one job have, else one. A job whose trainers
@@ -95,11 +110,7 @@ pub(super) fn waiting(observed: &Observed) -> u32 {
     if !observed.reports_complete {
         return 0;
     }
-    let mut jobs: BTreeMap<Option<(String, String)>, bool> = BTreeMap::new();
-    for pod in observed.trainers.iter().filter(|it| state(it) != State::Ended) {
-        let of = job_of(pod).map(|it| (it.namespace, it.name));
-        *jobs.entry(of).or_default() |= state(pod) != State::Unscheduled;
-    }
+    let jobs = live(observed);
     let has_one = |job: &Option<(String, String)>| match job {
         Some(job) => observed
             .holders

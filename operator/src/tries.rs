@@ -1,0 +1,45 @@
+//! What the API server said of the pods that attempts lack.
+//!
+//! In: answers to tries of [`crate::lacks`]. Out: the last one, and whether it is time for another. Nothing is asked here.
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use cadre_desired::Failure;
+
+/// Between two tries for one job.
+pub(crate) const TRIES_APART: Duration = Duration::from_secs(30);
+
+/// When a pod was last tried for a job, and why it was refused, by the job's uid.
+#[derive(Debug, Default)]
+pub(crate) struct Tries(Mutex<BTreeMap<String, (Instant, Option<Failure>)>>);
+
+impl Tries {
+    /// Why the last one was refused, if it was.
+    pub(crate) fn of(&self, uid: &str) -> Option<Failure> {
+        self.locked().get(uid)?.1.clone()
+    }
+
+    /// Time until the next one.
+    pub(crate) fn left(&self, uid: &str, now: Instant) -> Duration {
+        let last = self.locked().get(uid).map(|it| now.duration_since(it.0));
+        last.map_or(Duration::ZERO, |it| TRIES_APART.saturating_sub(it))
+    }
+
+    /// The API server has said this. Of jobs that are gone nothing is kept.
+    pub(crate) fn tried(&self, uid: String, now: Instant, refused: Option<Failure>) {
+        let mut tries = self.locked();
+        tries.retain(|_, it| now.duration_since(it.0) < 2 * TRIES_APART);
+        tries.insert(uid, (now, refused));
+    }
+
+    /// An attempt of the job has its pods.
+    pub(crate) fn forget(&self, uid: &str) {
+        self.locked().remove(uid);
+    }
+
+    fn locked(&self) -> MutexGuard<'_, BTreeMap<String, (Instant, Option<Failure>)>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
