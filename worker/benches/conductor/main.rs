@@ -23,7 +23,7 @@ use cadre_control::Settings as JobSettings;
 use cadre_control::proto::{ControllerMessage, WorkerMessage, worker_message};
 use cadre_crds::Wire;
 use cadre_exchange::{Event, PeerId, Waker};
-use cadre_planner::{Costs, Heads, Tolerance};
+use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
 use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, Settings};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Envelope, Said, ServerStep, StepDone};
@@ -316,6 +316,7 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
         placement: Placement::Pool,
         costs: vec![Costs::default()],
         tolerance: Tolerance::USUAL,
+        links: LinkMap::default(),
         standby: Standby::No,
         trainer_memory: 1 << 40,
         replay: None,
