@@ -238,8 +238,42 @@ fn servers_beside_a_pool_in_place_can_be_lost() {
     assert_eq!(code, Some(0), "{said}");
     let report: Value = serde_json::from_str(&out).unwrap();
     assert_eq!(report["pool"], "mixed", "{report}");
-    let lost = report["losses"].as_array().unwrap();
+    let lost = report["lost"].as_array().unwrap();
     assert_eq!(lost.len(), 1, "{report}");
     let (code, _, said) = simulated(folder.path(), &[&args[..4], &["5", "--lose", "5"]].concat());
     assert!(code != Some(0), "{said}");
+}
+
+/// A link that is told to be slow is counted as such, and what may be uneven spares it.
+#[test]
+fn a_slow_link_that_is_told_is_counted_and_spared() {
+    let folder = tempfile::tempdir().unwrap();
+    let lengths: Vec<u64> = (0..4_000).map(|it| if it % 40 == 0 { 131_072 } else { 700 }).collect();
+    fs::write(folder.path().join("l.json"), serde_json::to_string(&lengths).unwrap()).unwrap();
+    let told = |name: &str, places: &Value| {
+        let profile = cadre_planner::Profile::builtin("h200-hopper").unwrap();
+        let mut profile = serde_json::to_value(profile).unwrap();
+        profile["places"] = places.clone();
+        fs::write(folder.path().join(name), profile.to_string()).unwrap();
+    };
+    let all = ["trainer-0", "trainer-1", "server-0", "server-1", "server-2"];
+    told("alike.json", &serde_json::json!([{"of": all}]));
+    let slow = serde_json::json!([{"of": all[..4]}, {"of": ["server-2"], "out": 500, "into": 500}]);
+    told("slow.json", &slow);
+    let long = ["--cap", "131072", "--lengths", "l.json", "--memory-gib", "600", "--servers", "3"];
+    let long = [&LONG[..], &long].concat();
+    let of = |args: &[&str]| report(folder.path(), &[&long, args].concat());
+    let dedicated = |it: &Value| it["rows"][2]["step_seconds"].as_f64().unwrap();
+    let (plain, alike) = (of(&[]), of(&["--profile", "alike.json"]));
+    // Times of links that are all as fast as the network are those of a job that says nothing.
+    assert!((dedicated(&plain) / dedicated(&alike) - 1.0).abs() < 0.02, "{plain} {alike}");
+    let slow = of(&["--profile", "slow.json"]);
+    let bottleneck = slow["rows"][2]["bottleneck"].as_str().unwrap();
+    assert!(bottleneck.starts_with("link in of server 2"), "{slow}");
+    assert!(dedicated(&slow) > 10.0 * dedicated(&alike), "{slow} {alike}");
+    let spared = of(&["--profile", "slow.json", "--tolerance", "2"]);
+    assert!(10.0 * dedicated(&spared) < dedicated(&slow), "{spared} {slow}");
+    // The first server is lost: what is left is still the slow one, by its new number.
+    let lost = slow["lost"][0]["seconds_planned_anew"].as_f64().unwrap();
+    assert!(lost > dedicated(&slow), "{slow}");
 }

@@ -22,6 +22,8 @@ mod encrypted;
 mod heads;
 #[path = "train/layers.rs"]
 mod layers;
+#[path = "train/links.rs"]
+mod links;
 #[path = "train/rdma.rs"]
 mod rdma;
 #[path = "train/replays.rs"]

@@ -158,7 +158,8 @@ pub struct Attention {
     #[cfg_attr(feature = "schema", schemars(range(min = 1, max = 16_777_216)))]
     pub in_place_memory_mebibytes: u32,
     /// Calibration that plans are made with: a file of `cadre calibrate` in the trainer's container, or `h200-hopper`,
-    /// `h100-hopper` or `h200-fa2`. Default: nominal costs.
+    /// `h100-hopper` or `h200-fa2`. A file may also say where workers are and which cannot reach each other. Default: nominal
+    /// costs and equal links.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[cfg_attr(feature = "schema", schemars(length(min = 1, max = 1024)))]
     pub profile: Option<String>,

@@ -44,7 +44,9 @@ pub use memory::{
 };
 pub use plan::{Bounds, Bundle, BundleId, Cuts, Plan, Task};
 pub use problem::{Heads, Problem, Slot, SlotId};
-pub use profile::{Direction, Kept, LinkTimes, Profile, ProfileError, Table, TableError};
+pub use profile::{
+    Direction, Kept, LinkMap, LinkTimes, Profile, ProfileError, Site, Table, TableError,
+};
 pub use reassign::{Assignment, reassign};
 pub use regions::{Part, RankSum, Regions, SLOTS_OF_A_REGION, Sent};
 pub use scale::servers_for;

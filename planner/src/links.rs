@@ -18,7 +18,7 @@ use crate::{Error, Problem};
 pub const NOMINAL_RATE: u32 = 50_000;
 
 /// Most that a rate or a price may be.
-const MOST: u32 = 10_000_000;
+pub(crate) const MOST: u32 = 10_000_000;
 
 /// The link of one place, and where it is.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize)]

@@ -10,7 +10,7 @@
 mod log;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Slot, Tolerance};
+use cadre_planner::{Costs, Links, Slot, Tolerance};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
@@ -96,6 +96,10 @@ pub struct Header {
     /// How uneven plans may be; headers that do not say it mean the usual.
     #[serde(default)]
     pub tolerance: Tolerance,
+    /// How fast rows travel between the ranks and the dedicated slots, and between which they cannot; headers that do not say it
+    /// mean equal links.
+    #[serde(default)]
+    pub links: Links,
     /// In which order nano-batches go forward and backward, through which layers.
     pub turns: Turns,
     /// Documents and where their rows are, by nano-batch.
@@ -142,6 +146,7 @@ impl Header {
             slots,
             costs,
             tolerance,
+            links,
             turns,
             nanos,
             view: _,
@@ -151,6 +156,7 @@ impl Header {
             (step, layers, wire, seed, numerics, placement, slots, costs, turns, nanos),
             kv_heads,
             tolerance,
+            links,
         ))
         .expect("a header is plain data");
         xxh3_64(&bytes)
@@ -186,6 +192,10 @@ mod tests {
         Slot { weight, head_start: 0, home: None, memory: 1 << 30 }
     }
 
+    pub(super) fn unreachable() -> Links {
+        Links { unreachable: vec![(0, 1)], ..Links::equal() }
+    }
+
     #[test]
     fn a_line_is_what_serde_writes() {
         let stretch = |document, start, end| Stretch { document: DocumentId(document), start, end };
@@ -219,6 +229,7 @@ mod tests {
             Header { slots: vec![slot(101)], ..header(3) },
             Header { costs: vec![Costs::pairs_only()], ..header(3) },
             Header { tolerance: Tolerance::new(1.05).unwrap(), ..header(3) },
+            Header { links: unreachable(), ..header(3) },
             Header { nanos: vec![packing(299)], ..header(3) },
             Header { turns: Turns::forward(NonZeroU16::MIN), ..header(3) },
             Header { layers: layers([Mask::Causal, Mask::Full]), ..header(3) },

@@ -94,7 +94,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// The reason, and where memory is set if that is what a plan lacks.
+    /// The reason, and where memory is set or links are told if that is what a plan lacks.
     pub fn with_remedy(&self) -> String {
         use cadre_planner::Error as Reason;
         let Self::Plan { source, .. } = self else { return self.to_string() };
@@ -105,6 +105,11 @@ impl Error {
                 | Reason::SlotFull { .. }
                 | Reason::BundleFitsNowhere { .. }
         );
+        if matches!(source, Reason::OutOfReach { .. } | Reason::CannotReach { .. }) {
+            return format!(
+                "{self} (who reaches whom: unreachable in the file of --profile or spec.attention.profile)"
+            );
+        }
         if !lacks_memory {
             return self.to_string();
         }

@@ -19,7 +19,7 @@ use cadre_exchange::{
     Buffer, Encryption, Event as Seen, Limits, PeerId, Provider as _, Tcp, TcpConfig,
 };
 use cadre_kernels::{Engine, Forward, Rows, RowsMut};
-use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot, Tolerance};
+use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Slot, Tolerance};
 use cadre_protocol::server::{Event, Host};
 use cadre_protocol::{Acks, At, Message, Peer, Round, ServerId, Settings, TrainerId};
 use cadre_step::envelope::Envelope;
@@ -237,6 +237,7 @@ fn header() -> Header {
         slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
         costs: vec![Costs::default()],
         tolerance: Tolerance::USUAL,
+        links: Links::equal(),
         turns: Turns::together(NonZeroU16::MIN),
         nanos: vec![Packing::from(&layout)],
         view: ViewNumber::default(),

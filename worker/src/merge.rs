@@ -166,7 +166,7 @@ mod tests {
     use std::sync::Arc;
 
     use cadre_crds::Wire;
-    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot, Tolerance};
+    use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Slot, Tolerance};
     use cadre_protocol::ServerId;
     use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
@@ -194,6 +194,7 @@ mod tests {
             slots: vec![slot, slot],
             costs: vec![Costs { task_rows: 128, ..Costs::default() }],
             tolerance: Tolerance::USUAL,
+            links: Links::equal(),
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),

@@ -1,10 +1,11 @@
 //! The calibration that a job is told of: a file of `cadre calibrate`, or a table that ships with Cadre.
 //!
-//! In: its name. Out: a [`Profile`] that was checked, and the [`Costs`] that the conductor writes into headers.
+//! In: its name. Out: a [`Profile`] that was checked, and what the conductor writes into headers ([`Planned`]).
 //!
-//! Where nothing is told, costs are the nominal ones.
+//! Where nothing is told, costs are the nominal ones, and links are equal. Whoever makes headers asks here: the conductor, and
+//! `cadre plan -f` and `cadre simulate -f` before the job runs.
 
-use cadre_planner::{Costs, Profile, ProfileError};
+use cadre_planner::{Costs, LinkMap, Profile, ProfileError};
 
 /// Why a calibration cannot be used.
 #[derive(Debug, thiserror::Error)]
@@ -48,24 +49,42 @@ pub fn read(name: &str) -> Result<Profile, Error> {
     Ok(profile)
 }
 
-/// What tasks of heads of `dim` cost by a calibration; the nominal costs if there is none.
-///
-/// # Errors
-///
-/// As [`read`]; it has no tables of the head dim.
-pub fn costs(name: Option<&str>, dim: u16) -> Result<Costs, Error> {
-    let Some(name) = name else { return Ok(Costs::default()) };
-    read(name)?.costs(dim).map_err(|error| Error::refused(name, error))
+/// What a job plans with.
+#[derive(Clone, Debug)]
+pub struct Planned {
+    /// What tasks cost, by kind of layers.
+    pub costs: Vec<Costs>,
+    /// What is known of the links of its workers.
+    pub links: LinkMap,
 }
 
-/// As [`costs`], for a process that computes with `processor`.
+/// What a job of so many trainers plans with by a calibration; nominal costs and equal links if there is none. Kinds of layers
+/// are told by the dim of their heads and, in a process that computes them, by its processor.
 ///
 /// # Errors
 ///
-/// As [`costs`]; it is of another processor.
-pub fn costs_here(name: Option<&str>, dim: u16, processor: &str) -> Result<Costs, Error> {
-    if let Some(name) = name {
-        read(name)?.check_processor(processor).map_err(|error| Error::refused(name, error))?;
-    }
-    costs(name, dim)
+/// As [`read`]; it has no tables of a head dim, is of another processor, or names a trainer that the job does not have.
+pub fn planned<'a>(
+    name: Option<&str>,
+    kinds: impl IntoIterator<Item = (u16, Option<&'a str>)>,
+    trainers: u16,
+) -> Result<Planned, Error> {
+    let kinds = kinds.into_iter();
+    let Some(name) = name else {
+        let costs = kinds.map(|_| Costs::default()).collect();
+        return Ok(Planned { costs, links: LinkMap::default() });
+    };
+    let profile = read(name)?;
+    let of_kind = |(dim, here): (u16, Option<&str>)| {
+        if let Some(here) = here {
+            profile.check_processor(here)?;
+        }
+        profile.costs(dim)
+    };
+    let costs = kinds.map(of_kind).collect::<Result<_, ProfileError>>();
+    let planned = costs.and_then(|costs| {
+        let links = profile.link_map(trainers)?;
+        Ok(Planned { costs, links })
+    });
+    planned.map_err(|error| Error::refused(name, error))
 }

@@ -151,7 +151,7 @@ mod tests {
 
     use cadre_crds::Wire;
     use cadre_exchange::{Buffer, Piece};
-    use cadre_planner::{Costs, Document, Heads, Layout, Mask, Slot, Tolerance};
+    use cadre_planner::{Costs, Document, Heads, Layout, Links, Mask, Slot, Tolerance};
     use cadre_step::header::{Header, KvHeads, Placement, ViewNumber};
     use cadre_step::layers::{Kind, Layers};
     use cadre_step::packing::Packing;
@@ -180,6 +180,7 @@ mod tests {
             slots: vec![slot; 3],
             costs: vec![Costs { task_rows: 128, ..Costs::default() }],
             tolerance: Tolerance::USUAL,
+            links: Links::equal(),
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![Packing::from(&layout)],
             view: ViewNumber::default(),

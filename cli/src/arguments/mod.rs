@@ -43,7 +43,8 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "SECONDS")]
     pub(crate) stalled_after_seconds: Option<NonZeroU32>,
     /// Calibration that plans are made with: a file of `cadre calibrate`, or h200-hopper, h100-hopper or h200-fa2;
-    /// default: what the job's spec.attention.profile says, or nominal costs.
+    /// default: what the job's spec.attention.profile says, or nominal costs. A file may also say where the job's workers are
+    /// and how fast their links are.
     #[arg(long, value_name = "NAME")]
     pub(crate) profile: Option<String>,
     /// How uneven plans may be, the last finish over the mean of all, for less work of the busiest link: 1 to 2; default: what

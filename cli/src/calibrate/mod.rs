@@ -118,6 +118,8 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
         linear_operations,
         kernels: Vec::new(),
         links: vec![cadre_planner::LinkTimes { distance: "node".into(), rate, latency }],
+        places: Vec::new(),
+        unreachable: Vec::new(),
     };
     let file = options.out.as_deref().map(File::new);
     let dims: Vec<_> = options.head_dim.iter().map(|it| it.get()).collect();

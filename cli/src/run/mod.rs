@@ -118,14 +118,14 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     exchange::check_exchange(&job, trainer.as_ref(), pooled.then_some(&server)).map_err(&of_job)?;
 
     // The first rank of another program names its heads when it joins. A replayed log of headers
-    // has its own costs.
+    // has its own costs and links.
     if let Some(trainer) = trainer.as_ref().filter(|_| options.headers.is_none()) {
         let built = Design::from(trainer.model.clone()).build();
         let (_, stack) = built.map_err(|error| refused(error.to_string()))?;
-        for kind in stack.core().kinds() {
-            profile::costs(job.spec.attention.profile.as_deref(), kind.heads.dim)
-                .map_err(|error| refused(error.to_string()))?;
-        }
+        let kinds = stack.core().kinds().iter().map(|it| (it.heads.dim, None));
+        let trainers = job.spec.trainers().try_into().unwrap_or(u16::MAX);
+        profile::planned(job.spec.attention.profile.as_deref(), kinds, trainers)
+            .map_err(|error| refused(error.to_string()))?;
     }
     let corpus = trainer.as_ref().map(corpus).transpose()?;
     let steps = trainer.as_ref().map(|it| it.steps.get());

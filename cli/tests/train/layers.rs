@@ -163,7 +163,7 @@ fn a_job_plans_with_its_calibration_and_as_cadre_plan_says() {
 }
 
 /// A pair takes a nanosecond, backward twice as long, and a task as long as so many pairs.
-fn calibration(processor: &str, dim: u16, task: u64) -> String {
+pub(super) fn calibration(processor: &str, dim: u16, task: u64) -> String {
     let table = |direction: &str, pair: u64| {
         let time = |rows: u64, keys: u64| (rows * keys + rows * (rows + 1) / 2) * pair;
         let times = [128, 2048].map(|rows| [0, 8192].map(|keys| time(rows, keys)));

@@ -73,6 +73,8 @@ fn planned(name: &str) -> Option<Profile> {
             link("leaf", 50_000, 6_000),
             link("far", 50_000, 8_000),
         ],
+        places: Vec::new(),
+        unreachable: Vec::new(),
     })
 }
 

@@ -1,13 +1,14 @@
 //! What attention costs on a kind of processor, as measured.
 //!
 //! In: a calibration file (JSON), or the name of a table that ships with Cadre. Out: the time of a task by
-//! interpolation, and the [`Costs`] that the job plans with. Times are integers, and tables are refused unless they grow
+//! interpolation, and the [`Costs`] and [`LinkMap`] that the job plans with. Times are integers, and tables are refused unless they grow
 //! with rows and keys, so that interpolated times do too.
 //!
-//! Plans depend on [`Costs`] alone: quantised, digested with the problem, the same on every machine.
+//! Plans depend on [`Costs`] and links alone: quantised, digested with the problem, the same on every machine.
 
 mod builtin;
 mod measured;
+mod places;
 mod table;
 
 use serde::{Deserialize, Serialize};
@@ -15,6 +16,7 @@ use serde::{Deserialize, Serialize};
 use crate::Costs;
 use crate::digest::Digest;
 
+pub use places::{LinkMap, Site};
 pub use table::{Direction, Kept, Table, TableError};
 
 /// Version of the file.
@@ -47,6 +49,12 @@ pub struct Profile {
     pub kernels: Vec<Table>,
     /// By distance.
     pub links: Vec<LinkTimes>,
+    /// Where the workers of a job are; none: all are equally far from each other.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub places: Vec<Site>,
+    /// Pairs of workers that cannot reach each other, named as in [`Site::of`].
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub unreachable: Vec<[String; 2]>,
 }
 
 /// What one link carries.
@@ -79,6 +87,24 @@ pub enum ProfileError {
         "links[{index}].distance is {distance:?}; use node, rail, leaf or far, each at most once"
     )]
     Distance { index: usize, distance: String },
+    #[error("{field} is {rate}; give 1 to {most} bytes a microsecond")]
+    Rate { field: String, rate: u32, most: u32 },
+    #[error("places[{index}].of is empty; name workers, as trainer-N or server-N")]
+    NoWorker { index: usize },
+    #[error(
+        "{field} is {found:?}; write trainer-N or server-N, with a number from 0 to 65534 as it is counted"
+    )]
+    Worker { field: String, found: String },
+    #[error(
+        "{field} is trainer-{rank}, and the job has {trainers} trainers, counted from 0; leave it out"
+    )]
+    UnknownTrainer { field: String, rank: u16, trainers: u16 },
+    #[error("{field} is {worker}, which places has already; name each worker once")]
+    PlacedTwice { field: String, worker: String },
+    #[error("{field} is {found}; give a number below {below}")]
+    Number { field: String, found: u32, below: u32 },
+    #[error("unreachable[{index}] is {worker} twice; name two workers")]
+    Itself { index: usize, worker: String },
     #[error("there is no table for head dim {head_dim}, {direction:?}, {kept:?}; calibrate it")]
     Missing { head_dim: u16, direction: Direction, kept: Kept },
     #[error("it is of {processor}, and attention is computed by {here}; calibrate {here}")]
@@ -126,11 +152,9 @@ impl Profile {
             if !known || links[..index].iter().any(|other| other.distance == it.distance) {
                 return Err(ProfileError::Distance { index, distance: it.distance.clone() });
             }
-            if it.rate == 0 {
-                return Err(ProfileError::Zero { field: "links.rate" });
-            }
         }
-        Ok(())
+        // Of which trainers there are, the job's trainers know more.
+        self.link_map(u16::MAX).map(drop)
     }
 
     /// Checks that it is of the processor `here`, named as [`Self::processor`] is. A CPU may have other threads, and a table
@@ -216,6 +240,10 @@ impl Profile {
         for it in &self.links {
             digest.u64(it.rate.into());
             digest.u64(it.latency);
+        }
+        // Last, so that calibrations without any keep their digest.
+        if !self.places.is_empty() || !self.unreachable.is_empty() {
+            self.encode_places(&mut digest);
         }
         digest.value()
     }

@@ -16,7 +16,7 @@ use std::num::NonZeroU16;
 use std::sync::Arc;
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, RankId, Slot, Tolerance};
+use cadre_planner::{Costs, LinkMap, RankId, Slot, Tolerance};
 
 use crate::envelope::Lengths;
 use crate::header::{Header, KvHeads, Log, Member, Placement, ViewNumber};
@@ -53,6 +53,8 @@ pub struct Draft {
     pub costs: Vec<Costs>,
     /// How uneven plans may be.
     pub tolerance: Tolerance,
+    /// What is known of the links of its workers.
+    pub links: LinkMap,
     /// Whether trainers take the work of a lost pool.
     pub standby: Standby,
     /// Bytes that each trainer has for rows of other trainers, when it serves in place or stands
@@ -218,6 +220,8 @@ impl Draft {
         lengths: BTreeMap<u16, Lengths>,
         view: &View,
     ) -> Box<Making> {
+        let slots = self.slots(view);
+        let dedicated = slots.iter().filter(|it| it.home.is_none()).count();
         let blank = Header {
             step,
             layers: self.layers.clone(),
@@ -226,9 +230,10 @@ impl Draft {
             seed: self.seed,
             numerics: self.numerics.clone(),
             placement: self.placement,
-            slots: self.slots(view),
+            slots,
             costs: self.costs.clone(),
             tolerance: self.tolerance,
+            links: self.links.links(self.trainers, dedicated),
             turns: Turns::forward(NonZeroU16::MIN),
             nanos: Vec::new(),
             view: view.number,

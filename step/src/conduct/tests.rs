@@ -1,6 +1,6 @@
 //! Headers that are put together, and what trainers announce that cannot be.
 
-use cadre_planner::{DocumentId, Heads, Mask, Stretch, Tolerance};
+use cadre_planner::{DocumentId, Heads, LinkMap, Mask, Stretch, Tolerance};
 
 use super::making::packing;
 use super::*;
@@ -23,6 +23,7 @@ fn draft(layers: u16) -> Draft {
         placement: Placement::Local,
         costs: vec![Costs::default(); layers.into()],
         tolerance: Tolerance::USUAL,
+        links: LinkMap::default(),
         standby: Standby::No,
         trainer_memory: 1 << 20,
         replay: None,

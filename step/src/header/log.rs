@@ -119,8 +119,8 @@ impl Log {
         self.headers.iter().rfind(|it| it.step == step)
     }
 
-    /// The recorded decisions for the step of `fresh`: its slots, weights, costs, tolerance, placement and whether heads part,
-    /// with the layout and the rest checked to be the same.
+    /// The recorded decisions for the step of `fresh`: its slots, weights, costs, tolerance, links, placement and whether heads
+    /// part, with the layout and the rest checked to be the same.
     ///
     /// # Errors
     ///
@@ -140,8 +140,8 @@ impl Log {
         if let Some((what, _)) = differs.into_iter().find(|(_, same)| !same) {
             return Err(Error::Foreign { path: self.path.clone(), step, what });
         }
-        let Header { kv_heads, placement, slots, costs, tolerance, .. } = recorded.clone();
-        Ok(Header { kv_heads, placement, slots, costs, tolerance, ..fresh })
+        let Header { kv_heads, placement, slots, costs, tolerance, links, .. } = recorded.clone();
+        Ok(Header { kv_heads, placement, slots, costs, tolerance, links, ..fresh })
     }
 }
 
@@ -160,7 +160,7 @@ mod tests {
     use cadre_crds::Wire;
     use cadre_planner::{Heads, Mask, Tolerance};
 
-    use super::super::tests::{CAUSAL, header, layers, packing, slot};
+    use super::super::tests::{CAUSAL, header, layers, packing, slot, unreachable};
     use super::super::{KvHeads, Placement, ViewNumber};
     use super::*;
     use crate::layers::{Kind, Layers};
@@ -180,7 +180,8 @@ mod tests {
         let slots = vec![slot(50), slot(200)];
         let (placement, kv_heads) = (Placement::Local, KvHeads::Apart);
         let tolerance = Tolerance::new(1.05).unwrap();
-        let again = Header { kv_heads, placement, slots, tolerance, ..header(3) };
+        let links = unreachable();
+        let again = Header { kv_heads, placement, slots, tolerance, links, ..header(3) };
         let log = log(&lines(&[first, again.clone()])).unwrap();
         let view = ViewNumber { term: 1, counter: 9 };
         let fresh = Header { fillers: vec![None], view, ..header(3) };

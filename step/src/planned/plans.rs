@@ -5,8 +5,8 @@
 //! Invariant: every slot that a plan gives work has the memory that [`needed`] says.
 
 use cadre_planner::{
-    Costs, Error, Links, Plan, Problem, SlotId, SlotMemory, check_beside, largest_bundle,
-    memory_of_slots, plan, plan_at_home, plan_beside,
+    Costs, Error, Plan, Problem, SlotId, SlotMemory, check_beside, largest_bundle, memory_of_slots,
+    plan, plan_at_home, plan_beside,
 };
 
 use super::wire_bytes;
@@ -183,7 +183,7 @@ fn problem(
         },
         slots: header.slots.clone(),
         costs,
-        links: Links::equal(),
+        links: header.links.clone(),
         tolerance: header.tolerance,
     })
 }

@@ -24,7 +24,7 @@ use cadre_control::Settings as JobSettings;
 use cadre_control::proto::{ControllerMessage, WorkerMessage, worker_message};
 use cadre_crds::Wire;
 use cadre_exchange::{Event, PeerId, Waker};
-use cadre_planner::{Costs, Heads, Tolerance};
+use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
 use cadre_protocol::{At, Heartbeat, Message, Nanos, Peer, Round, Settings};
 use cadre_step::conduct::decisions::Event as Conducted;
 use cadre_step::conduct::{Draft, Offer, Standby, View};
@@ -320,6 +320,7 @@ fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
         placement: Placement::Pool,
         costs: vec![Costs::default()],
         tolerance: Tolerance::USUAL,
+        links: LinkMap::default(),
         standby: Standby::No,
         trainer_memory: 1 << 40,
         replay: None,

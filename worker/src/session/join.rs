@@ -13,7 +13,7 @@ use cadre_control::{AttentionPlace, Planning, Settings};
 use cadre_crds::{OnPoolLoss, Wire};
 use cadre_exchange::Waker;
 use cadre_kernels::{Choice, Engine, Threads};
-use cadre_planner::{Costs, Tolerance};
+use cadre_planner::Tolerance;
 use cadre_protocol::server::Host;
 use cadre_protocol::{Nanos, TrainerId};
 use cadre_step::conduct::{Draft, Standby};
@@ -205,17 +205,17 @@ impl Session {
         let tasks =
             Tasks::new(Host::InPlace(me), join.memory, protocol, (&shared.provider, shared.now()));
         let conducting = if rank == 0 {
-            // A log of headers has its costs.
+            // A log of headers has its costs and links.
             let (profile, tolerance) = match settings.planning() {
                 Planning::Said { profile, tolerance } => (profile, tolerance),
                 Planning::Environment => (contract.profile.as_deref(), contract.tolerance),
             };
             let profile = profile.filter(|_| settings.headers.is_none());
             let kinds = join.layers.kinds().iter().zip(&processors);
-            let costs = kinds.map(|(it, here)| profile::costs_here(profile, it.heads.dim, here));
-            let costs = costs.collect::<Result<Vec<_>, _>>()?;
-            let planned = (numerics, costs, tolerance);
-            Some(conducting(&join, &settings, planned, first, shared.now())?)
+            let kinds = kinds.map(|(it, here)| (it.heads.dim, Some(here.as_str())));
+            let planned = profile::planned(profile, kinds, settings.trainers)?;
+            let told = (numerics, planned, tolerance);
+            Some(conducting(&join, &settings, told, first, shared.now())?)
         } else {
             None
         };
@@ -257,7 +257,7 @@ impl Session {
 fn conducting(
     join: &Join<'_>,
     settings: &Settings,
-    (numerics, costs, tolerance): (String, Vec<Costs>, Tolerance),
+    (numerics, planned, tolerance): (String, profile::Planned, Tolerance),
     first: u64,
     now: Nanos,
 ) -> Result<Conducting, JoinError> {
@@ -273,8 +273,9 @@ fn conducting(
             AttentionPlace::Pool => Placement::Pool,
             AttentionPlace::Local => Placement::Local,
         },
-        costs,
+        costs: planned.costs,
         tolerance,
+        links: planned.links,
         standby: match settings.on_pool_loss {
             OnPoolLoss::Local => Standby::Yes,
             OnPoolLoss::Wait | OnPoolLoss::Fail => Standby::No,

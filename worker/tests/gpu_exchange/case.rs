@@ -12,7 +12,9 @@ use cadre_crds::Wire;
 use cadre_exchange::Buffer;
 use cadre_kernels::device::Stream;
 use cadre_kernels::wire::to_bf16;
-use cadre_planner::{BundleId, Costs, DocumentId, Heads, Mask, Plan, Slot, Stretch, Tolerance};
+use cadre_planner::{
+    BundleId, Costs, DocumentId, Heads, Links, Mask, Plan, Slot, Stretch, Tolerance,
+};
 use cadre_step::header::{Header, KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
 use cadre_step::lowering::{Lists, Source};
@@ -64,6 +66,7 @@ impl Case {
             slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 30 }],
             costs: vec![Costs::default(); 2],
             tolerance: Tolerance::USUAL,
+            links: Links::equal(),
             turns: Turns::together(NonZeroU16::MIN),
             nanos: vec![packing],
             view: ViewNumber::default(),

@@ -7,7 +7,7 @@ use std::num::NonZeroU32;
 
 use cadre_control::Moment;
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Document, Heads, Layout, Mask, Tolerance};
+use cadre_planner::{Costs, Document, Heads, Layout, LinkMap, Mask, Tolerance};
 use cadre_protocol::{Nanos, OnPoolLoss, Rules, Settings};
 use cadre_step::conduct::{Draft, Offer, Standby, View};
 use cadre_step::envelope::{Lengths, NanoLengths};
@@ -303,6 +303,7 @@ impl Job {
             placement: if self.is_local() { Placement::Local } else { Placement::Pool },
             costs: vec![Costs { task_rows: 128, ..Costs::default() }; self.layers.kinds().len()],
             tolerance: Tolerance::USUAL,
+            links: LinkMap::default(),
             standby: match self.settings.on_pool_loss {
                 OnPoolLoss::Local => Standby::Yes,
                 OnPoolLoss::Wait(_) | OnPoolLoss::Fail => Standby::No,

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::OnPoolLoss;
 use cadre_planner::{
-    Direction, Document, Heads, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile,
+    Direction, Document, Flow, Heads, Kept, Layout, Mask, NOMINAL_RATE, Plan, Problem, Profile,
     ProfileError, RankId, Slot, SlotId, Stretch, Traffic,
 };
 use cadre_step::conduct::{Draft, NOMINAL_WEIGHT, Offer, Standby, View};
@@ -90,11 +90,12 @@ impl Machine {
     }
 
     /// Ratio of this machine's link time to the planner's. The planner shares a place's bytes among
-    /// a lane for each KV head, at the nominal rate; the machine has its own number of lanes and
-    /// its own rate.
+    /// a lane for each KV head, and where links are not known at the nominal rate; the machine has
+    /// its own number of lanes and its own rate.
     pub(super) fn scale(&self, problem: &Problem) -> f64 {
         let share = f64::from(problem.lanes) / f64::from(self.lanes);
-        share * f64::from(NOMINAL_RATE) / f64::from(self.rate)
+        let is_nominal = problem.links.places.is_empty();
+        if is_nominal { share * f64::from(NOMINAL_RATE) / f64::from(self.rate) } else { share }
     }
 
     /// Nanoseconds that a trainer needs beside attention for its rows of a layer of such heads, forward.
@@ -189,6 +190,7 @@ fn header(
         placement: Placement::Pool,
         costs: job.costs.clone(),
         tolerance: job.tolerance,
+        links: job.links.clone(),
         standby: if job.on_pool_loss == OnPoolLoss::Local { Standby::Yes } else { Standby::No },
         trainer_memory: job.trainer_memory,
         replay: None,
@@ -200,6 +202,12 @@ fn header(
     let made = draft.order(step, told.clone(), &View { number, slots }).make()?;
     draft.made(made.header);
     Ok(draft.finish(number, Vec::new()).header())
+}
+
+/// Bytes of the busiest link, in its busier direction.
+fn busiest_bytes(flow: &Flow) -> u64 {
+    let busiest = flow.places.iter().max_by_key(|it| it.sending.max(it.receiving));
+    busiest.map_or(0, |it| if it.sending >= it.receiving { it.sent() } else { it.received() })
 }
 
 /// Members that fill all slots, servers at the longest address that IPv4 has.
@@ -278,7 +286,8 @@ impl Drawn {
         let traffic = Traffic::of(&self.problem, &self.plan);
         let scale = machine.scale(&self.problem);
         let wires = [&traffic.forward, &traffic.backward].map(|it| it.busiest() as f64 * scale);
-        let bytes = wires.iter().sum::<f64>() * f64::from(machine.rate) / 1e3;
+        let bytes = [&traffic.forward, &traffic.backward].map(busiest_bytes);
+        let bytes = bytes.into_iter().sum::<u64>() as f64 / f64::from(machine.lanes);
         let hides = job.together > 1;
         let mut layer = Layer { busiest: bytes, ..Layer::default() };
         for (work, wire, other) in [(forward, wires[0], linear), (backward, wires[1], 2.0 * linear)]

@@ -18,7 +18,7 @@ use std::num::{NonZeroU16, NonZeroU32};
 use std::path::PathBuf;
 
 use cadre_crds::{AttentionPoolSpec, OnPoolLoss, Wire};
-use cadre_planner::{Costs, Heads, Tolerance};
+use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
 use cadre_step::header::KvHeads;
 use cadre_step::turns::Turns;
 use cadre_trainer::loader::{Lengths, Settings};
@@ -134,6 +134,8 @@ struct Job {
     costs: Vec<Costs>,
     /// How uneven plans may be.
     tolerance: Tolerance,
+    /// What is known of the links of its workers.
+    links: LinkMap,
 }
 
 /// Sizes a job; returns what to print.
@@ -190,7 +192,9 @@ fn job(
     let trainer_mib = own.and_then(|it| it.memory_mib).map(NonZeroU32::get);
     let trainer_mib = trainer_mib.unwrap_or(attention.in_place_memory_mebibytes);
     let gib = options.memory_gib.map(|it| it << 30);
-    let costs = kinds_costs(profile.as_deref(), &stack)?;
+    let kinds = stack.core().kinds().iter().map(|it| (it.heads.dim, None));
+    let count = job.spec.trainers().try_into().unwrap_or(u16::MAX);
+    let planned = profile::planned(profile.as_deref(), kinds, count)?;
     let own_tolerance =
         attention.tolerance.as_deref().map(str::parse).transpose().map_err(SizeError::Tolerance)?;
     let tolerance = options.tolerance.or(own_tolerance).unwrap_or_default();
@@ -224,8 +228,9 @@ fn job(
         on_pool_loss: attention.on_pool_loss,
         suspected_ms: pool.spec.health.suspect_after_milliseconds,
         weights: weights(&options.weights, &pool.spec, servers, job.spec.trainers())?,
-        costs,
+        costs: planned.costs,
         tolerance,
+        links: planned.links,
     };
     Ok((job, profile))
 }
@@ -249,12 +254,6 @@ fn weights(
     let servers = if pool.in_place { servers as usize } else { all.len() };
     let (servers, in_place) = all.split_at(servers.min(all.len()));
     Ok([servers.to_vec(), in_place.to_vec()])
-}
-
-/// What tasks cost by a calibration, by kind of layers.
-fn kinds_costs(profile: Option<&str>, stack: &Stack) -> Result<Vec<Costs>, profile::Error> {
-    let kinds = stack.core().kinds().iter();
-    kinds.map(|it| profile::costs(profile, it.heads.dim)).collect()
 }
 
 /// What hides the wire.

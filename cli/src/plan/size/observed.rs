@@ -85,6 +85,7 @@ impl Watched {
         let machine = Machine::new(profile, stack.core(), self.lanes).map_err(refused)?;
         let costs = stack.core().kinds().iter().map(|it| profile.costs(it.heads.dim));
         let costs = costs.collect::<Result<_, _>>().map_err(refused)?;
+        let links = profile.link_map(self.ranks).map_err(refused)?;
         let one = NonZeroU32::MIN;
         let job = Job {
             name: String::new(),
@@ -120,6 +121,7 @@ impl Watched {
             weights: <[Vec<u32>; 2]>::default(),
             costs,
             tolerance: Tolerance::USUAL,
+            links,
         };
         (0..).zip(steps).map(|(step, it)| self.step(&job, &machine, step, it)).collect()
     }
@@ -188,5 +190,9 @@ pub(super) fn at_home(problem: &Problem) -> Problem {
         home: Some(rank),
         memory: UNLIMITED_BYTES,
     };
-    Problem { slots: ranks.map(slot).collect(), ..problem.clone() }
+    let count = problem.layout.ranks().len();
+    let mut links = problem.links.clone();
+    links.places.truncate(count);
+    links.unreachable.retain(|(one, other)| (*one.max(other) as usize) < count);
+    Problem { slots: ranks.map(slot).collect(), links, ..problem.clone() }
 }

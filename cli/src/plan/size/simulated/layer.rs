@@ -181,7 +181,7 @@ impl Run {
         (back, linear): (f64, f64),
         drawn: &Drawn,
     ) -> Vec<Place> {
-        // The plan shares a place's bytes among its own number of lanes at the nominal rate.
+        // The plan shares a place's bytes among its own number of lanes at the rate that it knows.
         let (machine, heads) = (cluster.machine, drawn.problem.heads);
         let scale = machine.scale(&drawn.problem);
         let (own, carried) = (machine.linear(cluster.job, heads), cluster.weights(heads));

@@ -98,9 +98,10 @@ impl Lost {
         }
         it.seconds_at_once += redone;
         it.seconds_until_replaced = Some(until.seconds(job, cluster.machine));
-        // The first ones are lost: those that stay keep their speeds.
+        // The first ones are lost: those that stay keep their speeds and links.
         let mut left = job.clone();
         left.weights[0].drain(..usize::from(lost).min(job.weights[0].len()));
+        left.links = job.links.without_servers(lost);
         match run(&left, cluster, place, servers - u32::from(lost))? {
             Ok(anew) => it.seconds_planned_anew = Some(anew.seconds(job, cluster.machine)),
             Err(why) => it.because = Some(format!("planned without them: {why}")),

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use cadre_crds::Wire;
 use cadre_exchange::{Encryption, Limits, PeerId, Tcp, TcpConfig};
-use cadre_planner::{Costs, Heads, Tolerance};
+use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
 use cadre_protocol::{At, Heartbeat, Message, ServerId, TrainerId, conductor};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
@@ -43,6 +43,7 @@ fn draft() -> Draft {
         placement: Placement::Pool,
         costs: vec![Costs::default()],
         tolerance: Tolerance::USUAL,
+        links: LinkMap::default(),
         standby: Standby::No,
         trainer_memory: 1 << 30,
         replay: None,
