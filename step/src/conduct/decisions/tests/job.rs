@@ -1,7 +1,7 @@
 //! A job whose conductor is alone: the test says what workers tell it, and takes what it commands.
 
 use cadre_crds::Wire;
-use cadre_planner::{Costs, Heads, Tolerance};
+use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
 use cadre_protocol::At;
 
 use super::super::*;
@@ -45,6 +45,7 @@ fn draft() -> Draft {
         placement: Placement::Pool,
         costs: vec![Costs::default()],
         tolerance: Tolerance::USUAL,
+        links: LinkMap::default(),
         standby: Standby::No,
         trainer_memory: 1 << 30,
         replay: None,
