@@ -197,10 +197,12 @@ impl Told {
 
     /// Tells all trainers that are connected. Out: the jobs of which that is news.
     pub(crate) fn tell_attached(&self, now: Trainers) -> Vec<Key> {
-        let before = std::mem::replace(&mut self.locked().attached, now.clone());
-        let of_both: BTreeSet<_> = before.keys().chain(now.keys()).collect();
-        let is_news = |it: &&Key| before.get(*it) != now.get(*it);
-        of_both.into_iter().filter(is_news).cloned().collect()
+        let attached = &mut self.locked().attached;
+        let of_both: BTreeSet<_> = attached.keys().chain(now.keys()).collect();
+        let is_news = |it: &&Key| attached.get(*it) != now.get(*it);
+        let news = of_both.into_iter().filter(is_news).cloned().collect();
+        *attached = now;
+        news
     }
 
     /// The conductor of an attempt ends by itself.

@@ -164,7 +164,9 @@ impl Machines for Job {
                     self.say(to, message);
                 }
                 conductor::Command::SendAll { to, message } => {
-                    to.into_iter().for_each(|to| self.say(to, message.clone()));
+                    for to in to {
+                        self.say(to, message.clone());
+                    }
                 }
                 conductor::Command::StepDone(_) => self.is_done = true,
                 conductor::Command::Publish { .. } | conductor::Command::Filled { .. } => {}

@@ -228,10 +228,8 @@ impl Paths {
                 if self.take_said(*pull, result) {
                     return;
                 }
-                let by_link = match self.copied.remove(pull) {
-                    true => 0,
-                    false => *result.as_ref().unwrap_or(&0),
-                };
+                let is_copied = self.copied.remove(pull);
+                let by_link = if is_copied { 0 } else { *result.as_ref().unwrap_or(&0) };
                 self.traffic.tcp_bytes += by_link;
                 self.demanded.ended(*pull, by_link);
             }

@@ -240,7 +240,8 @@ impl<'a> Bins<'a> {
                 draft.bundle(bin.id, document, heads, group.rows.iter().cloned());
             }
         };
-        let mut whole = Group { heads: self.problem.all_heads(), rows: vec![0..0] };
+        let mut whole =
+            Group { heads: self.problem.all_heads(), rows: std::iter::once(0..0).collect() };
         for bin in &self.all {
             let mut held = bin.held.iter().peekable();
             for document in self.whole_of(bin) {

@@ -144,7 +144,7 @@ mod tests {
                 tolerance: crate::Tolerance::USUAL,
             };
             let bins = Bins::new(&problem, Limits::none(), least_work(&problem));
-            let costs: Vec<u64> = (0..1 + below(7)).map(|_| 1 + below(400)).collect();
+            let costs: Vec<u64> = (0..=below(7)).map(|_| 1 + below(400)).collect();
             let right = least(&bins, &costs) as i64;
             let mut floors = Floors::of(&bins, costs, 0);
             assert!(floors.finish <= right, "{floors:?} are above {right}");

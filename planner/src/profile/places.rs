@@ -190,11 +190,14 @@ impl Profile {
         digest.u64(self.places.len() as u64);
         for Site { of, node, rail, leaf, out, into } in &self.places {
             digest.u64(of.len() as u64);
-            of.iter().for_each(|it| text(digest, it));
+            for it in of {
+                text(digest, it);
+            }
             for it in [node, rail, leaf, out, into] {
                 digest.u64(it.map_or(0, |it| u64::from(it) + 1));
             }
         }
+        digest.u64(self.unreachable.len() as u64);
         self.unreachable.iter().flatten().for_each(|it| text(digest, it));
     }
 

@@ -233,9 +233,9 @@ impl Lists {
         // Bytes of a query row and of a key under one KV head.
         let row = |direction| {
             let of_keys = |tensor: Tensor| matches!(tensor, Tensor::K | Tensor::V);
-            read(direction).iter().fold([0, 0], |[queries, keys], &it| match of_keys(it) {
-                true => [queries, keys + row_bytes(&self.problem, it)],
-                false => [queries + row_bytes(&self.problem, it), keys],
+            read(direction).iter().fold([0, 0], |[queries, keys], &it| {
+                let bytes = row_bytes(&self.problem, it);
+                if of_keys(it) { [queries, keys + bytes] } else { [queries + bytes, keys] }
             })
         };
         let [forward, backward] = [row(Direction::Forward), row(Direction::Backward)];

@@ -139,11 +139,10 @@ impl Turn {
     pub(super) fn skip(&mut self) -> Option<(At, u32)> {
         let planned = self.planned.as_ref()?;
         let first = At { step: planned.header.step, phase: Phase(self.next) };
-        let nobodys = |phase: &u32| {
-            let has = (*phase as usize) < planned.order.count();
-            has && !planned.has_rows(planned.order.at(Phase(*phase)).nano, self.rank)
-        };
-        let count = (self.next..).take_while(nobodys).count() as u32;
+        let nobodys =
+            |phase: &u32| !planned.has_rows(planned.order.at(Phase(*phase)).nano, self.rank);
+        let end = planned.order.count() as u32;
+        let count = (self.next..end).take_while(nobodys).count() as u32;
         self.next += count;
         self.waited += count;
         (count > 0).then_some((first, count))

@@ -71,7 +71,7 @@ impl Asked {
     /// Which job stands there.
     fn job(&self, index: u64) -> (Weather, u64) {
         let first = hash(&[self.drawn]) >> 16;
-        let kind = if index / 10 % LONG_OF == 0 { 0 } else { BRIEF };
+        let kind = if (index / 10).is_multiple_of(LONG_OF) { 0 } else { BRIEF };
         (WEATHERS[(index % 10) as usize], first + index + kind)
     }
 }

@@ -334,15 +334,16 @@ fn ends_beside_small_servers(runs: bool) -> u64 {
             _ => handle(&mut conductor, now, Event::Tick),
         };
         for command in said.clone() {
-            said.extend(match command {
-                Command::Propose { step, proposal, .. } => {
-                    handle(&mut conductor, now, Event::Unplaceable { step, proposal })
-                }
-                Command::Publish { step, .. } if !runs => {
-                    handle(&mut conductor, now, Event::Unplaceable { step, proposal: HEADER })
-                }
-                _ => Vec::new(),
-            });
+            let refused = if let Command::Propose { step, proposal, .. } = command {
+                Event::Unplaceable { step, proposal }
+            } else if let Command::Publish { step, .. } = command
+                && !runs
+            {
+                Event::Unplaceable { step, proposal: HEADER }
+            } else {
+                continue;
+            };
+            said.extend(handle(&mut conductor, now, refused));
         }
         lost += said.iter().filter(|it| **it == Command::PoolLost { step: 0 }).count();
         if said.contains(&Command::End(End::PoolLost { step: 0 })) {

@@ -3,7 +3,7 @@
 use cadre_desired::pool::scale::Demand;
 use proptest::prelude::*;
 
-use super::replay::Replay;
+use super::replay::{Replay, Trainers};
 
 fn needs(servers: u32) -> Demand {
     Demand { servers: Some(servers), ..Demand::default() }
@@ -42,19 +42,19 @@ fn each_job_keeps_a_server_however_little_it_computes() {
 #[test]
 fn a_job_whose_trainers_have_no_nodes_asks_for_one_server() {
     let mut replay = Replay::new(0, 64, 3);
-    (replay.has_jobs, replay.demand, replay.is_placed) = (true, needs(6), false);
+    (replay.has_jobs, replay.demand, replay.trainers) = (true, needs(6), Trainers::WithoutNodes);
     replay.fits = 0;
     assert_eq!(replay.run(1_400, 60), [1]);
-    replay.is_placed = true;
+    replay.trainers = Trainers::Running;
     assert_eq!(replay.run(1_400, 60), [6]);
 }
 
 #[test]
 fn a_job_that_cannot_start_holds_no_server() {
     let mut replay = Replay::new(0, 64, 3);
-    (replay.has_jobs, replay.demand, replay.is_stuck) = (true, needs(6), true);
+    (replay.has_jobs, replay.demand, replay.trainers) = (true, needs(6), Trainers::Stuck);
     assert_eq!(replay.run(1_400, 60), [0]);
-    replay.is_stuck = false;
+    replay.trainers = Trainers::Running;
     assert_eq!(replay.run(1_400, 60), [6]);
 }
 

@@ -21,6 +21,16 @@ pub(crate) const LOOK: i64 = 15;
 /// Seconds that a new server needs before it serves.
 pub(crate) const START: i64 = 40;
 
+/// How far the trainers of the job are.
+#[derive(Clone, Copy, Eq, PartialEq)]
+pub(crate) enum Trainers {
+    /// They find no node.
+    WithoutNodes,
+    /// Their image cannot be pulled.
+    Stuck,
+    Running,
+}
+
 /// A pool whose servers share a load evenly.
 pub(crate) struct Replay {
     pub(crate) pool: AttentionPool,
@@ -35,10 +45,7 @@ pub(crate) struct Replay {
     pub(crate) has_jobs: bool,
     /// Among how many jobs servers are dealt out, in turn.
     pub(crate) jobs: usize,
-    /// Whether the job's trainers have nodes.
-    pub(crate) is_placed: bool,
-    /// Whether their image cannot be pulled.
-    pub(crate) is_stuck: bool,
+    pub(crate) trainers: Trainers,
     /// What is known of the job's demand.
     pub(crate) demand: Demand,
     /// A server that works and whose reports do not arrive.
@@ -69,8 +76,7 @@ impl Replay {
             fits: usize::MAX,
             has_jobs: false,
             jobs: 1,
-            is_placed: true,
-            is_stuck: false,
+            trainers: Trainers::Running,
             demand: Demand::default(),
             silent: None,
             is_complete: true,
@@ -190,8 +196,7 @@ impl Replay {
             pods.push(pod);
         }
         let jobs = if self.has_jobs && load > 0 { self.jobs } else { 0 };
-        let trainers =
-            (0..jobs).map(|at| Arc::new(trainer(at, self.is_placed, self.is_stuck))).collect();
+        let trainers = (0..jobs).map(|at| Arc::new(trainer(at, self.trainers))).collect();
         let observed = self.observed(pods, reports, trainers);
         let now = Timestamp::from_second(self.second).expect("a good second");
         let (decision, memory) = decide(&observed, &Settings::default(), now);
@@ -225,13 +230,13 @@ fn job(at: usize) -> String {
 }
 
 /// A trainer of a job.
-fn trainer(at: usize, is_placed: bool, is_stuck: bool) -> Pod {
+fn trainer(at: usize, trainers: Trainers) -> Pod {
     let mut trainer = pod(0, "");
     trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), job(at))].into());
-    if !is_placed {
+    if trainers == Trainers::WithoutNodes {
         (trainer.spec, trainer.status) = (None, None);
     }
-    if is_stuck {
+    if trainers == Trainers::Stuck {
         let stuck = json!({
             "phase": "Pending",
             "containerStatuses": [{

@@ -37,7 +37,8 @@ fn counts(world: &World) -> (u32, u32, u32) {
 
 #[test]
 fn attempts_in_a_row_wait_longer_each_time_whether_they_count_and_progress_sets_that_back() {
-    let ways: [(fn(&mut World) -> bool, &str); 2] = [
+    type Ends = fn(&mut World) -> bool;
+    let ways: [(Ends, &str); 2] = [
         (|it| it.end_trainer(0, 1), "exit code 1"),
         (|it| it.disrupt(0, "EvictionByEvictionAPI"), "words of EvictionByEvictionAPI"),
     ];

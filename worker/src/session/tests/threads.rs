@@ -197,10 +197,7 @@ fn a_step_that_two_threads_ask_for_begins_once_and_neither_waits_for_ever() {
     let both = both.map(|it| it.end("begin"));
     let steps = both.iter().filter(|it| matches!(it, Next::Step(_))).count();
     assert_eq!(steps, 1);
-    let refused = |it: &Next| match it {
-        Next::End(Ending::Failed { reason, bad_input: true }) => reason.contains("step 0"),
-        _ => false,
-    };
+    let refused = |it: &Next| matches!(it, Next::End(Ending::Failed { reason, bad_input: true }) if reason.contains("step 0"));
     assert!(both.iter().any(refused), "{both:?}");
     let told = std::iter::from_fn(|| requests.try_recv().ok());
     let refusal = |it: Asked<HostRows>| matches!(it, Asked::For(Request::Refuse(_)));
