@@ -327,8 +327,7 @@ fn an_interrupted_job_goes_on_with_the_same_bits() {
     until("the first step", || !rows_so_far(&out.join("steps.jsonl")).is_empty());
     let pid = rustix::process::Pid::from_child(&child);
     rustix::process::kill_process(pid, rustix::process::Signal::INT).expect("it runs");
-    let code = child.wait().expect("a child can be waited for").code();
-    assert_eq!(code, Some(130));
+    assert_eq!(child.wait().expect("a child can be waited for").code(), Some(130));
     let done = rows(&out.join("steps.jsonl")).len();
     assert!(out.join(format!("checkpoints/step-{done}")).is_dir(), "{done} steps");
     assert!(alive(&out).is_empty(), "{:?}", alive(&out));
@@ -354,8 +353,7 @@ fn nothing_outlives_a_killed_supervisor() {
     let rooms = place.path("t");
     fs::create_dir(&rooms).expect("a new folder");
     let left = || fs::read_dir(&rooms).expect("it is there").count();
-    // The run waits for its only server, which is stopped and so cannot leave by itself.
-    let alone = Job { servers: 1, ..JOB };
+    let alone = Job { servers: 1, ..JOB }; // It waits for its stopped server, which cannot leave by itself.
     let mut command = place.command("orphans", alone, &["--fault", "stop-server@1:fwd"]);
     let mut child = command.env("TMPDIR", &rooms).spawn().expect("the binary starts");
     let out = place.path("orphans");

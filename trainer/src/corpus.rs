@@ -28,7 +28,7 @@ pub use self::held::{HeldOut, HeldOutError};
 pub use self::tokens::Tokens;
 
 /// Size of the vocabulary whose tokens are the bytes.
-pub(crate) const BYTES: usize = 256;
+pub(crate) const BYTE_TOKENS: usize = 256;
 
 /// Documents of a training run.
 #[derive(Clone, Debug)]
@@ -132,7 +132,7 @@ impl Corpus {
     /// [`CorpusError::Text`] and [`CorpusError::Unknown`] name the first document that does not fit.
     pub fn fits(&self, vocabulary: usize) -> Result<(), CorpusError> {
         for Document { path, tokens, is_text } in &self.documents {
-            if *is_text && vocabulary != BYTES {
+            if *is_text && vocabulary != BYTE_TOKENS {
                 return Err(CorpusError::Text { path: path.clone(), vocabulary });
             }
             let unknown = |&(_, id): &(usize, u32)| id as usize >= vocabulary;
@@ -153,7 +153,7 @@ impl Corpus {
     pub fn unigram_entropy(&self) -> f64 {
         // In the order of the ids, so that the sum has the same bits everywhere.
         let mut counts = BTreeMap::<u32, u64>::new();
-        let mut narrow = [0_u64; BYTES];
+        let mut narrow = [0_u64; BYTE_TOKENS];
         for id in self.documents.iter().flat_map(|it| it.tokens.iter()) {
             match narrow.get_mut(id as usize) {
                 Some(count) => *count += 1,

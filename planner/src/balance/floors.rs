@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use super::bins::Bins;
 
 /// Items that a proof places at most.
-const PLACED: usize = 1_000;
+const PLACED_AT_MOST: usize = 1_000;
 
 /// See the module.
 #[derive(Debug)]
@@ -79,7 +79,7 @@ impl Proof<'_> {
                 continue;
             }
             self.placed += 1;
-            if self.placed > PLACED {
+            if self.placed > PLACED_AT_MOST {
                 return true;
             }
             loads[bin] += cost;

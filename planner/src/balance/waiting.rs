@@ -42,7 +42,7 @@ pub(super) type Place = (Reverse<i64>, usize);
 
 /// Bins that are sorted in one list; more of them in a tree. A list of this many is moved in the time in which a tree finds two
 /// places.
-const LISTED: usize = 1_024;
+const LISTED_SLOTS: usize = 1_024;
 
 /// Bins by capacity left, most first.
 pub(super) enum Order {
@@ -53,7 +53,7 @@ pub(super) enum Order {
 impl Order {
     pub(super) fn new(bins: &Bins<'_>) -> Self {
         let places = bins.all.iter().enumerate().map(|(bin, it)| (Reverse(it.left()), bin));
-        if bins.all.len() > LISTED {
+        if bins.all.len() > LISTED_SLOTS {
             return Self::Tree(places.collect());
         }
         let mut list: Vec<_> = places.collect();

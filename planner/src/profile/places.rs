@@ -16,7 +16,7 @@ use crate::{Link, Links, NOMINAL_RATE, Prices};
 /// Machines, rails and groups that a file may number; those that it leaves out get higher numbers.
 const MOST_NUMBERS: u32 = 1 << 20;
 /// Steps of a rate between a power of two and the next one.
-const STEPS: u64 = 16;
+const STEPS_OF_AN_OCTAVE: u64 = 16;
 
 /// Workers with equal links.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
@@ -237,18 +237,18 @@ fn checked_rate(field: String, rate: u32) -> Result<u32, ProfileError> {
 /// The nearest of all rates that are the nominal one, times a power of two, times 16 to 31 sixteenths.
 fn rounded(rate: u32) -> u32 {
     // Parts of a byte, so that low rates have steps.
-    const PARTS: u32 = 20;
-    let rate = u64::from(rate) << PARTS;
-    let mut power = u64::from(NOMINAL_RATE) << PARTS;
+    const PART_BITS: u32 = 20;
+    let rate = u64::from(rate) << PART_BITS;
+    let mut power = u64::from(NOMINAL_RATE) << PART_BITS;
     while power > rate {
         power /= 2;
     }
     while power * 2 <= rate {
         power *= 2;
     }
-    let steps = ((rate - power) * STEPS + power / 2) / power;
-    let near = power + power * steps / STEPS;
-    (((near + (1 << (PARTS - 1))) >> PARTS) as u32).clamp(1, MOST)
+    let steps = ((rate - power) * STEPS_OF_AN_OCTAVE + power / 2) / power;
+    let near = power + power * steps / STEPS_OF_AN_OCTAVE;
+    (((near + (1 << (PART_BITS - 1))) >> PART_BITS) as u32).clamp(1, MOST)
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@
 use cadre_worker::session::{Ending, Outcome, finished};
 
 use super::{ENDED_BY_SIGTERM, Process};
-use crate::corpus::BYTES;
+use crate::corpus::BYTE_TOKENS;
 use crate::model::Model;
 use crate::sample;
 
@@ -71,7 +71,7 @@ impl Process {
         let tokens =
             sample::sample(&mut model, parameters, &prompt, SAMPLE_TOKENS, 0.7, self.args.seed)
                 .expect("on the CPU a stage does not fail");
-        if config.vocabulary == BYTES {
+        if config.vocabulary == BYTE_TOKENS {
             let text: Vec<u8> = tokens.iter().map(|&it| it as u8).collect();
             return String::from_utf8_lossy(&text).into_owned();
         }
@@ -81,7 +81,7 @@ impl Process {
 
     /// What the sample follows: a text where tokens are bytes, else the first tokens of the corpus.
     fn prompt(&self, vocabulary: usize) -> Vec<u32> {
-        if vocabulary != BYTES {
+        if vocabulary != BYTE_TOKENS {
             let tokens = &self.loader.corpus().documents()[0].tokens;
             return tokens.iter().take(PROMPT_TOKENS).collect();
         }
