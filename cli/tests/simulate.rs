@@ -240,7 +240,7 @@ fn servers_beside_a_pool_in_place_can_be_lost() {
     assert_eq!(report["pool"], "mixed", "{report}");
     let lost = report["lost"].as_array().unwrap();
     assert_eq!(lost.len(), 1, "{report}");
-    let (code, _, said) = simulated(folder.path(), &[&args[..4], &["5", "--lose", "5"]].concat());
+    let (code, _, said) = simulated(folder.path(), &[&args[..4], &["5", "--lose", "6"]].concat());
     assert!(code != Some(0), "{said}");
 }
 

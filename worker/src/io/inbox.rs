@@ -97,8 +97,15 @@ impl<P: Exchange> Io<P> {
                 }
                 shared.tracer.flush();
             }
-            Request::Fail(reason) => self.fail(reason, false),
-            Request::Refuse(reason) => self.fail(reason, true),
+            // What was said before, such as that a step is done, counts.
+            Request::Fail(reason) => {
+                self.settle();
+                self.fail(reason, false);
+            }
+            Request::Refuse(reason) => {
+                self.settle();
+                self.fail(reason, true);
+            }
             Request::Leave => {
                 let until = shared.now().after(LAST_WORDS_WITHIN);
                 // After the end of the job nobody waits for anybody.

@@ -60,6 +60,10 @@ const REASONS: [(&str, &str); 34] = [
         "NotJoined",
         "allow the pod to reach the operator (NetworkPolicy), set the nodes' clocks right, and read its log (`cadre logs`)",
     ),
+    (
+        "NotAdmitted",
+        "create what the message names, such as the pod's TrainingJob, or delete the pod",
+    ),
     ("ServerFailed", "read the server's log (`cadre logs`)"),
     ("Quarantined", "look at the node of that server; another takes its slot"),
     ("Far", "free nodes near the trainers, or allow more in spec.placement"),
