@@ -176,6 +176,10 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
 /// The documents that a trainer learns from.
 fn corpus(trainer: &TrainOptions) -> Result<Corpus, Failure> {
     let corpus = Corpus::read(&trainer.data).map_err(|error| refused(error.to_string()))?;
+    // Sizes that do not fit each other are refused where the design is built.
+    if let Ok((model, _)) = Design::from(trainer.model.clone()).build() {
+        corpus.fits(model.vocabulary).map_err(|error| refused(error.to_string()))?;
+    }
     match &trainer.validate {
         Some(held) => {
             let split = held.split(corpus).map_err(|error| refused(error.to_string()));
