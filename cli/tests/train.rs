@@ -14,14 +14,22 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
+use self::processes::{alive, processes, runs, state};
+
 #[path = "train/accumulate.rs"]
 mod accumulate;
+#[path = "train/cut.rs"]
+mod cut;
 #[path = "train/encrypted.rs"]
 mod encrypted;
+#[path = "train/faults.rs"]
+mod faults;
 #[path = "train/heads.rs"]
 mod heads;
 #[path = "train/layers.rs"]
 mod layers;
+#[path = "train/processes.rs"]
+mod processes;
 #[path = "train/rdma.rs"]
 mod rdma;
 #[path = "train/replays.rs"]
@@ -167,11 +175,15 @@ spec:
 
 impl Run {
     fn bits(&self) -> Bits {
+        self.bits_after(STEPS)
+    }
+
+    fn bits_after(&self, steps: usize) -> Bits {
         let bits = |row: Value| {
             let text = row["loss_bits"].as_str().expect("a step has its bits").to_owned();
             u32::from_str_radix(&text, 16).expect("8 hex digits")
         };
-        let checkpoint = self.out.join(format!("checkpoints/step-{STEPS}"));
+        let checkpoint = self.out.join(format!("checkpoints/step-{steps}"));
         let file = |name: &str| fs::read(checkpoint.join(name)).expect("the last checkpoint");
         Bits {
             losses: rows(&self.out.join("steps.jsonl")).into_iter().map(bits).collect(),
@@ -375,26 +387,4 @@ fn nothing_outlives_a_killed_supervisor() {
 fn rows_so_far(path: &Path) -> Vec<String> {
     let text = fs::read_to_string(path).unwrap_or_default();
     text.lines().map(ToOwned::to_owned).collect()
-}
-
-/// Processes that a run has started and not ended.
-fn processes(out: &Path) -> Vec<u64> {
-    let text = fs::read_to_string(out.join("processes.json")).unwrap_or_default();
-    let list: Vec<Value> = serde_json::from_str(&text).unwrap_or_default();
-    list.iter().filter_map(|it| it["pid"].as_u64()).collect()
-}
-
-fn alive(out: &Path) -> Vec<u64> {
-    processes(out).into_iter().filter(|&it| runs(it)).collect()
-}
-
-/// Whether a process is there and no zombie.
-fn runs(pid: u64) -> bool {
-    state(pid).is_some_and(|it| !matches!(it, 'Z' | 'X'))
-}
-
-/// What the kernel says of a process.
-fn state(pid: u64) -> Option<char> {
-    let stat = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
-    stat.rsplit(") ").next()?.chars().next()
 }

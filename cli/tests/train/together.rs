@@ -87,19 +87,6 @@ fn job() -> Job {
     Job { servers: SERVERS, every: "--checkpoint-every=0", ..JOB }
 }
 
-fn bits(run: &Run, how: How) -> Bits {
-    let bits = |row: serde_json::Value| {
-        let text = row["loss_bits"].as_str().expect("a step has its bits").to_owned();
-        u32::from_str_radix(&text, 16).expect("8 hex digits")
-    };
-    let checkpoint = run.out.join(format!("checkpoints/step-{}", how.steps()));
-    let file = |name: &str| fs::read(checkpoint.join(name)).expect("the last checkpoint");
-    Bits {
-        losses: super::rows(&run.out.join("steps.jsonl")).into_iter().map(bits).collect(),
-        weights: ["model.safetensors", "optimizer.safetensors"].map(file).to_vec(),
-    }
-}
-
 /// Signals the servers once two steps are done; `None` if the run was over before.
 fn lose(place: &Place, name: &str, how: How, servers: &[u16]) -> Option<Run> {
     let steps = format!("--steps={}", how.steps());
@@ -147,7 +134,7 @@ fn check(place: &Place, calm: &Bits, how: How, servers: &[u16]) -> Run {
     let run = run.expect("signals come in the middle of one of five runs");
     let case = format!("servers {servers:?}, {how:?}");
     assert_eq!(run.code, Some(0), "{case}: {}\n{}", run.said, run.logs());
-    assert_eq!(bits(&run, how), *calm, "{case}: {}", run.logs());
+    assert_eq!(run.bits_after(how.steps()), *calm, "{case}: {}", run.logs());
     println!("{case}: {} of failover, {}", run.failovers(), run.said);
     run
 }
@@ -155,7 +142,7 @@ fn check(place: &Place, calm: &Bits, how: How, servers: &[u16]) -> Run {
 fn calm(place: &Place, how: How) -> Bits {
     let run = place.run("calm", job(), &[&format!("--steps={}", how.steps())]);
     assert_eq!(run.code, Some(0), "{}\n{}", run.said, run.logs());
-    bits(&run, how)
+    run.bits_after(how.steps())
 }
 
 #[test]

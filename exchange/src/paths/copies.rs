@@ -105,6 +105,7 @@ impl Paths {
 
     /// Ends all pulls from a peer that are not the link's, and forgets its memory.
     pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
+        self.end_hit(peer, why);
         self.end_all_remote(peer, why);
         self.end_all_shared(peer, why);
         // The events of these pulls come before the event with the reason.

@@ -26,6 +26,7 @@
 
 mod choice;
 mod copies;
+mod faults;
 mod offer;
 mod opened;
 mod remote;
@@ -40,6 +41,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
+use self::faults::Faults;
 use self::offer::{OFFER, OFFER_BYTES, Offer};
 use self::remote::{CARD, Remote};
 use self::sharing::Shared;
@@ -68,6 +70,8 @@ pub struct Paths {
     copied: BTreeSet<PullId>,
     traffic: Traffic,
     events: Vec<Event>,
+    /// Those that a test asks for.
+    faults: Option<Faults>,
 }
 
 impl Paths {
@@ -87,20 +91,24 @@ impl Paths {
     /// As [`Self::open`].
     pub fn open_at(config: PathsConfig, clock: Clock) -> Result<Self, Error> {
         let PathsConfig { tcp, sharing } = config;
-        let (limits, encryption) = (tcp.limits, tcp.encryption);
+        let (limits, encryption, me) = (tcp.limits, tcp.encryption, tcp.me);
         let mut tcp = Tcp::open_at(tcp, clock)?;
         let (remote, no_ucx) = match opened::remote(&mut tcp, sharing, encryption, limits)? {
             Ok(it) => (Some(it), String::new()),
             Err(why) => (None, why),
         };
-        let opened = opened::shared(&tcp, sharing)?;
-        if let Some(shared) = &opened {
+        let mut faults = Faults::asked(me);
+        let mut opened = opened::shared(&tcp, sharing)?;
+        if let Some(shared) = &mut opened {
+            if let Some(faults) = &mut faults {
+                shared.turn_bytes = faults.turn_bytes();
+            }
             let mut offer = Buffer::zeroed(OFFER_BYTES);
             offer.bytes_mut().copy_from_slice(&shared.offer.encode());
             tcp.announce(OFFER, Arc::new(offer));
         }
         let (copied, traffic, events) = (BTreeSet::new(), Traffic::default(), Vec::new());
-        Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, events })
+        Ok(Self { remote, no_ucx, tcp, sharing: opened, copied, traffic, events, faults })
     }
 
     /// As [`Tcp::landed`].
@@ -144,6 +152,7 @@ impl Paths {
             self.take_answer(answer);
         }
         self.end_late(now);
+        self.fail(now);
         self.copy();
         self.advance_remote()
     }
@@ -156,7 +165,7 @@ impl Paths {
     /// How long nothing has to be done unless the links or a door have news.
     fn rest(&self) -> Duration {
         let now = self.tcp.now();
-        let remote = self.rest_remote(now);
+        let remote = self.rest_remote(now).min(self.rest_of_faults(now));
         let Some(shared) = &self.sharing else { return remote };
         if !shared.copying.is_empty() {
             return Duration::ZERO;
@@ -323,7 +332,7 @@ impl Provider for Paths {
     fn pull(&mut self, request: PullRequest) -> PullId {
         let peer = request.peer;
         let (id, pull) = self.tcp.claim(&request);
-        if let Some(pull) = pull {
+        if let Some(pull) = pull.and_then(|it| self.hit(it)) {
             let now = self.tcp.now();
             if self.sharing.as_ref().is_some_and(|it| it.ways.is_to_be_tried(peer, now)) {
                 self.ask(peer);

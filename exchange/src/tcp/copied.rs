@@ -138,6 +138,13 @@ impl Tcp {
         self.peers.get(&peer).is_some_and(|it| it.outgoing.is_some())
     }
 
+    /// Breaks the link that we have opened to a peer, as a network does.
+    pub(crate) fn cut(&mut self, peer: PeerId) {
+        if let Some((_, link)) = self.outgoing_to(peer) {
+            link.stream.cut();
+        }
+    }
+
     /// What happened since the last poll.
     pub(crate) fn take_events(&mut self) -> Vec<Event> {
         std::mem::take(&mut self.ledger.events)

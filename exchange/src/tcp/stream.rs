@@ -10,7 +10,7 @@
 
 use std::fmt;
 use std::io::{self, IoSlice, IoSliceMut, Read, Write};
-use std::net::TcpStream;
+use std::net::{Shutdown, TcpStream};
 use std::os::fd::{AsFd, BorrowedFd};
 
 use rustls::Connection;
@@ -46,6 +46,12 @@ impl Stream {
         let channel =
             connection.map(|connection| Box::new(Channel { connection, unread: 0, heard: false }));
         Self { socket, channel }
+    }
+
+    /// Breaks it for both ends.
+    pub(super) fn cut(&self) {
+        // One that is not connected is broken already.
+        let _ = self.socket.shutdown(Shutdown::Both);
     }
 
     /// What went wrong with the socket since this was asked last.

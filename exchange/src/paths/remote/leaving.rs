@@ -162,7 +162,13 @@ impl Paths {
     }
 
     /// Leaves the way to a peer: closes it by force, then lets its pulls go on.
-    pub(super) fn leave(&mut self, peer: PeerId, why: &str, is_odd: bool, onward: &Onward) {
+    pub(in crate::paths) fn leave(
+        &mut self,
+        peer: PeerId,
+        why: &str,
+        is_odd: bool,
+        onward: &Onward,
+    ) {
         let (pulls, kept) = self.close_way(peer);
         let now = self.tcp.now();
         let Some(remote) = &mut self.remote else { return };

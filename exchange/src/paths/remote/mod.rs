@@ -35,6 +35,7 @@ pub(super) use self::card::CARD;
 use self::card::{CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BYTES};
 use self::left::Left;
 use self::pulls::Reading;
+pub(super) use self::way::Onward;
 use self::way::Way;
 use super::ways::{FIRST_REST, LONGEST_REST};
 use crate::buffer::Buffer;

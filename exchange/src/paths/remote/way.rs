@@ -21,7 +21,7 @@ use crate::shared::Spot;
 use crate::ucx::{EndId, KeyId, Read};
 
 /// How pulls go on whose way is left.
-pub(super) enum Onward {
+pub(in crate::paths) enum Onward {
     /// Over the link, from their first byte; those of the set are late.
     Link(BTreeSet<PullId>),
     /// Not at all.
