@@ -183,7 +183,9 @@ impl<P: Exchange> Io<P> {
                 }
             }
             Some(Message::Drain(it)) if matches!(shared.me, Peer::Server(_)) => {
-                self.draining = Some(it);
+                // Nothing takes back that the job is over: not the answer to a server that was asked to end at the same time.
+                let over = it.over || self.draining.is_some_and(|it| it.over);
+                self.draining = Some(proto::Drain { over, ..it });
                 if let Some(it) = &mut self.server {
                     it.handle(&mut self.shared, server::Event::Leave);
                 }

@@ -224,6 +224,8 @@ fn burst() {
 #[test]
 fn scenarios_that_once_went_wrong_go_well() {
     for (weather, seed) in [
+        // A stopped server is told that the job is over, and then, as it was asked to end, that it may leave.
+        (Weather::Burst, 1_253_511_344_239_290),
         // Servers that were replaced while they were stopped wake beside their replacements.
         (Weather::Stormy, 1_000_462),
         // Of the tensors of a pull one is gone, and a machine without power never answers for the other.
