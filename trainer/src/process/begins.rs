@@ -46,8 +46,7 @@ pub(super) fn refused(contract: &Contract, resume: Option<&Path>, why: &Checkpoi
 mod tests {
     use std::fs::create_dir_all;
 
-    use cadre_worker::ExchangeChoice;
-    use cadre_worker::session::{Endpoint, Tolerance, links::PeerId};
+    use cadre_worker::session::{Endpoint, ExchangeChoice, Tolerance, links::PeerId};
 
     use super::*;
 
