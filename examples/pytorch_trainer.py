@@ -12,7 +12,7 @@ import random
 import cadre.trainer
 import torch
 from pytorch_books import BOOKS
-from pytorch_llama import llama
+from pytorch_models import llama
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 

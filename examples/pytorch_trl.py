@@ -11,7 +11,7 @@ import argparse
 import cadre.trainer
 import torch
 from datasets import Dataset
-from pytorch_llama import llama
+from pytorch_models import llama
 from pytorch_trainer import documents
 from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast

@@ -277,6 +277,11 @@ def micro_batch_of(
     return results
 
 
+def threads() -> set[str]:
+    """Names of this process's threads."""
+    return {it.read_text().strip() for it in Path("/proc/self/task").glob("*/comm")}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--dtype", default="float32", help="of each round")
@@ -297,7 +302,10 @@ def main() -> None:
     if said:
         assert cadre._job.current().wire == said, cadre._job.current().wire
     if options.exchange:
-        names = {it.read_text().strip() for it in Path("/proc/self/task").glob("*/comm")}
+        # A thread has its name when it runs, which may be a moment later.
+        until = time.monotonic() + 30
+        while "arenas" not in (names := threads()) and options.exchange == "auto" and time.monotonic() < until:
+            time.sleep(0.05)
         assert ("arenas" in names) == (options.exchange == "auto"), f"rank {rank} has the threads {names}"
     q = torch.randn(5, HEADS, DIM)
     ends = torch.tensor([0, 5])
