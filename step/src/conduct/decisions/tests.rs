@@ -226,43 +226,33 @@ fn done(step: u64) -> Said {
     })
 }
 
+/// A stop and the loss of the pool, in both orders.
+const STOP_AND_LOSS: [fn(&mut Job, Commanded); 2] = [
+    |job, lost| {
+        job.stop();
+        job.obey(lost);
+    },
+    |job, lost| {
+        job.obey(lost);
+        job.stop();
+    },
+];
+
 #[test]
 fn a_stop_that_came_before_the_pool_was_lost_does_not_wait_for_servers() {
-    let lost = Commanded::PoolLost { step: 0 };
-    let orders: [fn(&mut Job, Commanded); 2] = [
-        |job, lost| {
-            job.stop();
-            job.obey(lost);
-        },
-        |job, lost| {
-            job.obey(lost);
-            job.stop();
-        },
-    ];
-    for order in orders {
+    for order in STOP_AND_LOSS {
         let mut job = Job::assembled();
         (0..2).for_each(|it| job.tell(it, lengths(0, it)));
         while job.plan() {}
         assert_eq!(job.begun(), 1);
-        order(&mut job, lost.clone());
+        order(&mut job, Commanded::PoolLost { step: 0 });
         assert_eq!(job.decisions.ending, Some(Ending::Stopped { checkpoint: true }));
     }
 }
 
 #[test]
 fn a_stop_that_meets_a_lost_pool_waits_until_the_step_before_is_over_at_all_trainers() {
-    let lost = Commanded::PoolLost { step: 1 };
-    let orders: [fn(&mut Job, Commanded); 2] = [
-        |job, lost| {
-            job.stop();
-            job.obey(lost);
-        },
-        |job, lost| {
-            job.obey(lost);
-            job.stop();
-        },
-    ];
-    for order in orders {
+    for order in STOP_AND_LOSS {
         let mut job = Job::assembled();
         for step in 0..2 {
             (0..2).for_each(|it| job.tell(it, lengths(step, it)));
@@ -271,7 +261,7 @@ fn a_stop_that_meets_a_lost_pool_waits_until_the_step_before_is_over_at_all_trai
         assert_eq!(job.begun(), 2);
         // All rows of step 0 are there, and the trainers are in its all-reduce.
         job.obey(Commanded::StepDone(0));
-        order(&mut job, lost.clone());
+        order(&mut job, Commanded::PoolLost { step: 1 });
         assert_eq!(job.decisions.ending, None, "trainer 1 may be in the all-reduce still");
         job.tell(0, done(0));
         assert_eq!(job.decisions.ending, None);
