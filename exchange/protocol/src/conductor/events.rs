@@ -14,6 +14,11 @@ pub enum Event {
         /// The number of phases of the step, not 0.
         phases: u32,
     },
+    /// The answer to [`Command::Publish`]: every bundle of the step's header has a slot.
+    Published {
+        /// The step.
+        step: u64,
+    },
     /// The answer to [`Command::Propose`]: every bundle has a slot.
     Placed {
         /// The step.

@@ -135,11 +135,12 @@ impl Conductor {
             }
             Event::HeaderReady { step, phases } => {
                 assert!(phases > 0, "a step has phases");
-                // Headers before it have found their slots.
-                if !self.live.is_empty() {
+                self.ready.insert(step, phases);
+            }
+            Event::Published { step } => {
+                if self.live.contains_key(&step) {
                     self.held = None;
                 }
-                self.ready.insert(step, phases);
             }
             Event::Placed { step, proposal } => self.placed(step, proposal, out),
             Event::Unplaceable { step, proposal } => self.unplaceable(now, step, proposal, out),

@@ -361,3 +361,22 @@ fn servers_that_come_and_do_not_suffice_do_not_begin_the_wait_for_a_pool_anew() 
     let ended = ends_beside_small_servers(true);
     assert!((60_000..64_000).contains(&ended), "{ended}");
 }
+
+#[test]
+fn a_pool_that_is_lost_after_a_header_found_its_slots_is_waited_for_in_full() {
+    let settings = Settings { on_pool_loss: OnPoolLoss::Wait(ms(60_000)), ..Settings::default() };
+    let mut conductor = Conductor::new(1, settings, Nanos(0));
+    handle(&mut conductor, Nanos(0), Event::View(vec![None]));
+    handle(&mut conductor, Nanos(0), Event::HeaderReady { step: 0, phases: 4 });
+    let server = Some(Filler::Server(ServerId { index: 0, incarnation: 0 }));
+    let said = handle(&mut conductor, ms(50_000), Event::View(vec![server]));
+    assert!(said.iter().any(|it| matches!(it, Command::Publish { step: 0, .. })), "{said:?}");
+    handle(&mut conductor, ms(50_100), Event::Published { step: 0 });
+    // Nobody hears the server.
+    let ends = |millis: &u64| {
+        let said = handle(&mut conductor, ms(*millis), Event::Tick);
+        said.contains(&Command::End(End::PoolLost { step: 0 }))
+    };
+    let ended = (50_200..200_000).step_by(100).find(ends);
+    assert!(ended.is_some_and(|it| it > 110_000), "{ended:?}");
+}

@@ -141,6 +141,7 @@ impl Decisions {
         self.published.insert(step, out);
         self.next = step + 1;
         self.offered = false;
+        self.run(acts, conductor::Event::Published { step });
         self.proposal = proposal.map(|(proposal, tables)| (step, proposal, tables));
         for to in to {
             self.header(acts, step, to);
