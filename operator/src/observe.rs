@@ -105,7 +105,8 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let figures = context.told.job(&key, uid);
     let JobFigures { progress, failovers, checkpoint, last_words, joined, uid: _, gaps: _ } =
         figures;
-    let is_known = context.issuer.folder.is_some() && context.told.completes_in().is_none();
+    let (is_served, is_whole) =
+        (context.issuer.folder.is_some(), context.told.completes_in().is_none());
     job::Observed {
         job: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -117,8 +118,8 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         checkpoint,
         failovers,
         last_words,
-        joined: is_known.then_some(joined),
-        attached,
+        joined: (is_served && is_whole).then_some(joined),
+        attached: (!is_served || is_whole).then_some(attached),
         refused_pod: context.tries.of(uid),
     }
 }

@@ -127,9 +127,9 @@ pub(crate) fn set_up_by(pod: &Pod) -> Option<i64> {
 }
 
 /// The second from which on it is late that the worker of a ready pod has not joined.
-pub(crate) fn joins_by(pod: &Pod) -> Option<i64> {
+pub(crate) fn joins_by(pod: &Pod, within: i64) -> Option<i64> {
     let ready = condition(pod, "Ready").filter(|it| it.status == "True")?;
-    Some(ready.last_transition_time.as_ref()?.0.as_second() + JOINS_SECONDS)
+    Some(ready.last_transition_time.as_ref()?.0.as_second() + within)
 }
 
 /// Whether a container of the pod runs or has run.

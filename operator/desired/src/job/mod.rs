@@ -38,6 +38,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
 
+use self::status::TRAINER_JOINS_SECONDS;
 use crate::action::{Action, Failure, Kind, Object, Reference};
 use crate::names::{is_owned, name};
 use crate::pod::{joins_by, set_up_by};
@@ -81,8 +82,9 @@ pub struct Observed {
     /// Who has joined the control service; none where that is not known: there is no such service, or trainers may still
     /// come back to a new leader.
     pub joined: Option<Arrived>,
-    /// Trainers that are connected to the control service now, by attempt and rank.
-    pub attached: BTreeSet<(u32, u32)>,
+    /// Trainers that are connected to the control service now, by attempt and rank; none while they may still come back to a
+    /// new leader.
+    pub attached: Option<BTreeSet<(u32, u32)>>,
     /// Why a pod of the attempt that should have more was refused when it was tried.
     pub refused_pod: Option<Failure>,
 }
@@ -192,7 +194,8 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> Decis
             let patience = newest(observed).and_then(|it| failure::patience(observed, &it, now));
             // What is late by then is told.
             let not_joined = |it: &Pod| {
-                joins_by(it).filter(|_| has_joined(observed, *number, it) == Some(false))
+                joins_by(it, TRAINER_JOINS_SECONDS)
+                    .filter(|_| has_joined(observed, *number, it) == Some(false))
             };
             let told = all_ours(observed).filter_map(|it| set_up_by(it).or_else(|| not_joined(it)));
             let lacks = newest(observed).and_then(|it| lacks_pods_from(observed, &it));

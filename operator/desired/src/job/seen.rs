@@ -182,7 +182,7 @@ pub(super) fn trains_on(observed: &Observed) -> Option<(u32, u32)> {
         let pod = pod_of(observed, attempt, rank);
         pod.is_some_and(|it| state(it) == State::Ended && end(it, TRAINER_CONTAINER).is_some())
     };
-    observed.attached.iter().copied().find(|it| !has_ended(*it))
+    observed.attached.iter().flatten().copied().find(|it| !has_ended(*it))
 }
 
 /// The pod of a trainer, if it is there.

@@ -135,7 +135,9 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
     let is_quiet = all_ours(observed).all(|it| is_quiet(it, now));
-    if !is_over || !is_quiet || trains_on(observed).is_some() {
+    // A new leader hears of trainers when they come back to it.
+    let may_train = observed.attached.is_none() && attempts(observed).iter().next().is_some();
+    if !is_over || !is_quiet || may_train || trains_on(observed).is_some() {
         return Stage::Waiting { number, restarts, after };
     }
     // What was lost in a hiccup of the cluster is not tried again and again while it lasts.

@@ -19,9 +19,7 @@ use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::name;
-use crate::pod::{
-    JOINS, JOINS_SECONDS, State, is_quiet, joins_by, node, state, stuck, unscheduled,
-};
+use crate::pod::{JOINS, State, is_quiet, joins_by, node, state, stuck, unscheduled};
 
 /// The status of a job, unless it is not ours to write.
 #[allow(clippy::too_many_lines, reason = "a list of fields")]
@@ -276,6 +274,9 @@ fn running(
     }
 }
 
+/// From a trainer's pod being ready until it is late that it has not joined: a program joins once it has loaded its model.
+pub(super) const TRAINER_JOINS_SECONDS: i64 = 600;
+
 /// Whether the trainers of an attempt whose pods are all ready have joined, as far as that is known.
 fn trains(
     observed: &Observed,
@@ -290,12 +291,14 @@ fn trains(
         return said(true, "Running", text);
     }
     let text = format!("{text}, {} have joined", pods.len() - missing.len());
-    let is_late = |it: &&&Pod| joins_by(it).is_some_and(|it| it <= now.as_second());
+    let is_late =
+        |it: &&&Pod| joins_by(it, TRAINER_JOINS_SECONDS).is_some_and(|it| it <= now.as_second());
     match missing.into_iter().find(is_late) {
         Some(pod) => {
             let pod = name(&pod.metadata);
-            let text =
-                format!("{text}; pod {pod} is ready for {JOINS_SECONDS} s and has not; {JOINS}");
+            let text = format!(
+                "{text}; pod {pod} is ready for {TRAINER_JOINS_SECONDS} s and has not; {JOINS}"
+            );
             said(false, "NotJoined", text)
         }
         None => said(true, "Running", text),

@@ -115,7 +115,7 @@ impl Server<'_> {
             return None;
         }
         let lost = observed.lost.get(name(&self.pod.metadata)).map(|it| it.as_second());
-        joins_by(self.pod).max(lost.map(|it| it + JOINS_SECONDS))
+        joins_by(self.pod, JOINS_SECONDS).max(lost.map(|it| it + JOINS_SECONDS))
     }
 
     /// Digest of what it was made from.

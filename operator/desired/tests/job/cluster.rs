@@ -33,7 +33,7 @@ pub(crate) struct World {
     /// Who has joined, where that is known.
     pub(crate) joined: Option<Arrived>,
     /// Trainers that are connected, by attempt and rank.
-    pub(crate) attached: BTreeSet<(u32, u32)>,
+    pub(crate) attached: Option<BTreeSet<(u32, u32)>>,
     /// Why a pod that was tried was refused.
     pub(crate) refused_pod: Option<Failure>,
     /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
@@ -81,7 +81,7 @@ impl World {
             checkpoint: 0,
             last_words: None,
             joined: None,
-            attached: BTreeSet::new(),
+            attached: Some(BTreeSet::new()),
             refused_pod: None,
             may_count: 0,
             since_saved: 0,

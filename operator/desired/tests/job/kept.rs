@@ -1,5 +1,7 @@
 //! Which attempts stay for their logs, and whose pods an attempt waits for.
 
+use std::collections::BTreeSet;
+
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use super::cluster::World;
@@ -108,9 +110,15 @@ fn an_attempt_waits_for_a_trainer_that_a_dead_kubelet_has_not_ended() {
             let labels = pod.metadata.labels.get_or_insert_default();
             labels.insert("batch.kubernetes.io/job-completion-index".into(), index.to_string());
         }
-        world.attached = [(1, 0), (1, 1)].into();
         world.lose_node_of(0);
-        world.attached.remove(&(1, 1));
+        // A new leader does not know them yet.
+        world.attached = None;
+        for _ in 0..50 {
+            world.calm();
+            world.reconcile(usize::MAX);
+        }
+        assert!(!world.is_true("Running"), "they may still train");
+        world.attached = Some([(1, 0)].into());
         // Much longer than a pod is waited for.
         for _ in 0..200 {
             world.calm();
@@ -124,7 +132,7 @@ fn an_attempt_waits_for_a_trainer_that_a_dead_kubelet_has_not_ended() {
         let who = if is_pod_there { "pod j-1-0 on node node-0" } else { "its pod is gone" };
         let expected = format!("; trainer 0 of attempt 1 ({who}) should be gone and is still");
         assert!(said.contains(&expected), "{said}");
-        world.attached.clear();
+        world.attached = Some(BTreeSet::new());
         rest(&mut world);
         assert!(world.is_true("Running"), "{:?}", world.condition("Running"));
     }

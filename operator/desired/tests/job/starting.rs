@@ -72,13 +72,13 @@ fn trainers_that_run_and_do_not_join_are_told_and_who_has_joined_once_is_not_ask
     assert_eq!(told(&mut world), running(", 0 have joined"), "those of another attempt");
     world.joined = joined(&[0, 1, 2]);
     assert_eq!(told(&mut world), running(", 1 have joined"), "one of two ranks is missing");
-    assert_eq!(world.again(), Some(30), "nothing else leads to a look");
-    world.clock.second += 29;
+    assert_eq!(world.again(), Some(600), "nothing else leads to a look");
+    world.clock.second += 599;
     assert_eq!(told(&mut world), running(", 1 have joined"));
     world.clock.second += 1;
     let (reason, message) = told(&mut world);
     assert_eq!((reason.as_str(), world.is_true("Running")), ("NotJoined", false));
-    let expected = "2 of 2 pods are ready, 1 have joined; pod j-1-1 is ready for 30 s and has not; let it reach";
+    let expected = "2 of 2 pods are ready, 1 have joined; pod j-1-1 is ready for 600 s and has not; let it reach";
     assert!(message.starts_with(expected), "{message}");
     assert!(message.contains("ca.crt"), "{message}");
     world.joined = joined(&[0, 1, 2, 3]);

@@ -312,7 +312,7 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         failovers: 0,
         last_words: None,
         joined: None,
-        attached: BTreeSet::new(),
+        attached: Some(BTreeSet::new()),
         refused_pod: None,
     };
     let mut status = job::status(&Applied::new(observed, None), now()).expect("ours");
