@@ -282,8 +282,13 @@ impl Rank {
     ///
     /// [`Error::OutOfTurn`].
     pub fn done(&self, done: StepDone) -> Result<(), Error> {
-        lock(&self.turn).done(done.step).map_err(|it| self.out_of_turn(it))?;
-        self.side.done(done);
+        let ends_skipped = lock(&self.turn).done(done.step).map_err(|it| self.out_of_turn(it))?;
+        // Behind the phases that were skipped; else at once, so that nothing said later overtakes it.
+        if ends_skipped {
+            self.side.done(done);
+        } else {
+            self.line.send(Request::StepDone(done));
+        }
         Ok(())
     }
 

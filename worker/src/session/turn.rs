@@ -30,6 +30,8 @@ pub(super) struct Turn {
     /// Its phase to submit next, and how many were waited for.
     next: u32,
     waited: u32,
+    /// Whether the last phases of the step were skipped.
+    ends_skipped: bool,
     /// The rank.
     rank: u16,
 }
@@ -48,7 +50,16 @@ fn refuse<T>(called: String, expected: String) -> Result<T, OutOfTurn> {
 impl Turn {
     /// Of `rank`, whose job begins with step `first`, and has so many if that is known.
     pub(super) fn new(rank: u16, first: u64, steps: Option<u64>) -> Self {
-        Self { announce: first, begin: first, steps, planned: None, next: 0, waited: 0, rank }
+        Self {
+            announce: first,
+            begin: first,
+            steps,
+            planned: None,
+            next: 0,
+            waited: 0,
+            ends_skipped: false,
+            rank,
+        }
     }
 
     /// Lengths of a step: each once, in order, and at most one step ahead of the one that runs.
@@ -145,6 +156,7 @@ impl Turn {
         let count = (self.next..end).take_while(nobodys).count() as u32;
         self.next += count;
         self.waited += count;
+        self.ends_skipped = count > 0 && self.next == end;
         (count > 0).then_some((first, count))
     }
 
@@ -175,8 +187,9 @@ impl Turn {
         self.waited += 1;
     }
 
-    /// A step is over: all its phases were submitted and waited for.
-    pub(super) fn done(&mut self, step: u64) -> Result<(), OutOfTurn> {
+    /// A step is over: all its phases were submitted and waited for. Out: whether the last of them were skipped, so that requests
+    /// for them may still be on their way.
+    pub(super) fn done(&mut self, step: u64) -> Result<bool, OutOfTurn> {
         let called = || format!("step {step} was said to be done");
         let Some(planned) = self.planned.as_ref().filter(|it| it.header.step == step) else {
             let expected = match &self.planned {
@@ -191,7 +204,7 @@ impl Turn {
             return refuse(called(), expected);
         }
         self.planned = None;
-        Ok(())
+        Ok(self.ends_skipped)
     }
 }
 
