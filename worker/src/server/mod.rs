@@ -19,7 +19,6 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use cadre_control::proto;
-use cadre_crds::Wire;
 use cadre_crds::contract::ASKED_TO_END;
 use cadre_exchange::PeerId;
 use cadre_kernels::{Choice, Engine, Threads};
@@ -117,8 +116,8 @@ fn serve<P: Exchange + Send + 'static>(
 ) -> anyhow::Result<After> {
     let Joined { greeter: _, sender, receiver, settings, tracer, conductor } = joined;
     let me = contract.me;
-    let numerics =
-        settings.reproducible.then(|| engine.numerics_id_of(settings.wire == Wire::Bf16));
+    // Of rows of any type: which one it is, headers say.
+    let numerics = settings.reproducible.then(|| engine.numerics_id());
     let engine = engine.reproducible(settings.reproducible).context("the GPU of this server")?;
     tracing::info!("{me} computes core attention: {}", engine.description());
     let launcher = <<P::Memory as Memory>::Launcher>::new(engine, provider.place());

@@ -2,6 +2,7 @@
 //!
 //! In: who says it. Out: an event for each machine that it is for; a warning where somebody says what only others may.
 
+use cadre_crds::Wire;
 use cadre_exchange::PeerId;
 use cadre_protocol::{Peer, conductor, server, trainer};
 use cadre_step::conduct::decisions::Event;
@@ -80,8 +81,10 @@ impl<P: Exchange> Io<P> {
 
     /// Why this process would compute other bits than the header promises, if it would.
     fn foreign(&self, header: &Header) -> Option<String> {
-        let (own, me) = (self.shared.numerics.as_ref()?, self.shared.me);
-        (*own != header.numerics).then(|| {
+        let (own, me) = (self.shared.numerics.as_deref()?, self.shared.me);
+        // Their GPUs have no part in rows of f32.
+        let own = if header.wire == Wire::F32 { cadre_kernels::numerics_of_cpu(own) } else { own };
+        (own != header.numerics).then(|| {
             format!(
                 "{me} computes with {own:?}, the job with {:?}; the job says reproducible, so give all ranks and servers \
                  one kind of processor and one --engine, or leave reproducible out",
