@@ -136,7 +136,7 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let is_over = attempts(observed).iter().all(Attempt::is_over);
     let is_quiet = all_ours(observed).all(|it| is_quiet(it, now));
     // A new leader hears of trainers when they come back to it.
-    let may_train = observed.attached.is_none() && attempts(observed).iter().next().is_some();
+    let may_train = observed.attached.is_none() && !attempts(observed).is_empty();
     if !is_over || !is_quiet || may_train || trains_on(observed).is_some() {
         return Stage::Waiting { number, restarts, after };
     }
