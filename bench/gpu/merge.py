@@ -325,8 +325,9 @@ def table_of(gpu: str, calibration: dict) -> list[str]:
         for it in calibration["links"]
     )
     # The names have to be used where there is no link.
-    lines += ["        ],", f"        links: Vec::<LinkTimes>::from([{links}]),", "    }", "}"]
-    return lines
+    lines += ["        ],", f"        links: Vec::<LinkTimes>::from([{links}]),"]
+    # Where the workers of a cluster are is told by a file of that cluster.
+    return [*lines, "        places: Vec::new(),", "        unreachable: Vec::new(),", "    }", "}"]
 
 
 def numbers(row: list[int]) -> str:

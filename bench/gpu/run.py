@@ -77,10 +77,14 @@ class RefusedError(Exception):
 STOPS = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
 
 
+def ignore(_number: int, _frame: object) -> None:
+    """A handler that does nothing. With SIG_IGN Python complains of a signal that came just before."""
+
+
 def stop(number: int, _frame: object) -> None:
     # Once: another signal, which often comes with the first, must not end what stores and prints.
     for it in STOPS:
-        signal.signal(it, signal.SIG_IGN)
+        signal.signal(it, ignore)
     raise OverError(f"stopped by {signal.Signals(number).name}")
 
 
@@ -126,7 +130,7 @@ def go(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for it in handlers:
-            signal.signal(it, signal.SIG_IGN)
+            signal.signal(it, ignore)
         sessions.end_all()
         behind()
         report.store()

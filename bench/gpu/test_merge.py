@@ -184,10 +184,9 @@ class CompiledTest(unittest.TestCase):
         if compiler is None or not profile.exists():
             self.skipTest("there is no rustc, or no planner")
         # The planner's types as they are, without what they derive.
-        sources = "".join((profile / it).read_text() for it in ("mod.rs", "table.rs"))
-        types = [
-            re.search(rf"pub struct {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in ("Profile", "LinkTimes", "Table")
-        ]
+        sources = "".join((profile / it).read_text() for it in ("mod.rs", "places.rs", "table.rs"))
+        structs = ("Profile", "Site", "LinkTimes", "Table")
+        types = [re.search(rf"pub struct {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in structs]
         types += [re.search(rf"pub enum {it} {{.*?\n}}", sources, re.DOTALL)[0] for it in ("Direction", "Kept")]
         types = [re.sub(r"#\[.*?\]\n", "", it) for it in types]
         whole = json.loads(calibration('gpu-"x"'))
