@@ -77,14 +77,11 @@ class RefusedError(Exception):
 STOPS = (signal.SIGALRM, signal.SIGTERM, signal.SIGINT)
 
 
-def ignore(_number: int, _frame: object) -> None:
-    """A handler that does nothing. With SIG_IGN Python complains of a signal that came just before."""
-
-
 def stop(number: int, _frame: object) -> None:
-    # Once: another signal, which often comes with the first, must not end what stores and prints.
+    # Once: another signal, which often comes with the first, must not end what stores and prints. With SIG_IGN Python
+    # complains of one that came just before.
     for it in STOPS:
-        signal.signal(it, ignore)
+        signal.signal(it, lambda *_: None)
     raise OverError(f"stopped by {signal.Signals(number).name}")
 
 
@@ -130,7 +127,7 @@ def go(
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         for it in handlers:
-            signal.signal(it, ignore)
+            signal.signal(it, lambda *_: None)
         sessions.end_all()
         behind()
         report.store()
