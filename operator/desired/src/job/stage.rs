@@ -135,8 +135,8 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
     let is_quiet = all_ours(observed).all(|it| is_quiet(it, now));
-    // A new leader hears of trainers when they come back to it.
-    let may_train = observed.attached.is_none() && !attempts(observed).is_empty();
+    // A new leader hears of the trainers of an earlier attempt when they come back to it.
+    let may_train = observed.attached.is_none() && number > 1;
     if !is_over || !is_quiet || may_train || trains_on(observed).is_some() {
         return Stage::Waiting { number, restarts, after };
     }

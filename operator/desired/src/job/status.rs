@@ -311,6 +311,13 @@ fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
     if let Some(pod) = waited.min() {
         return Said { message: format!("{}; it waits for pod {pod}", said.message), ..said };
     }
+    if observed.attached.is_none() {
+        let message = format!(
+            "{}; the operator is new, and trainers that work on may come back to it",
+            said.message
+        );
+        return Said { message, ..said };
+    }
     let Some((attempt, rank)) = trains_on(observed) else { return said };
     let pod = pod_of(observed, attempt, rank).map(|it| {
         let node = node(it).map(|it| format!(" on node {it}")).unwrap_or_default();

@@ -118,6 +118,11 @@ fn an_attempt_waits_for_a_trainer_that_a_dead_kubelet_has_not_ended() {
             world.reconcile(usize::MAX);
         }
         assert!(!world.is_true("Running"), "they may still train");
+        let said = world.condition("Running").map(|it| it.message).unwrap_or_default();
+        assert!(
+            said.ends_with("the operator is new, and trainers that work on may come back to it"),
+            "{said}"
+        );
         world.attached = Some([(1, 0)].into());
         // Much longer than a pod is waited for.
         for _ in 0..200 {
