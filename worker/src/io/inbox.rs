@@ -83,9 +83,9 @@ impl<P: Exchange> Io<P> {
                     shared.tell_conductor(Said::Steps(steps));
                 }
             }
-            Request::Busy(lease) => {
+            Request::Busy(lease, calls) => {
                 if let Some(it) = self.trainer.as_mut() {
-                    it.standing.busy(lease);
+                    it.standing.busy(lease, calls);
                 }
             }
             Request::StepDone(done) => {
