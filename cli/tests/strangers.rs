@@ -194,9 +194,13 @@ fn strangers_at_every_port_from_the_first_moment_change_no_bit() {
         crowds.iter().filter(|it| kind(&it.0) && it.1 == STRANGERS).count()
     };
     let rows = |it: &Door| matches!(it, Door::Unix(path) if path.starts_with("@cadre-rows"));
-    // Ports of exchanges, and sockets at which rows of shared memory are asked for; the ring's close as soon as it stands.
+    // Ports of exchanges, sockets at which rows of shared memory are asked for, and the controller's; the ring's close as soon as
+    // it stands.
     assert!(whole(|it| matches!(it, Door::Tcp(_))) >= 4, "{crowds:?}");
     assert!(whole(rows) >= 4, "{crowds:?}");
+    let controllers =
+        |it: &Door| matches!(it, Door::Unix(path) if !path.starts_with("@cadre-rows"));
+    assert!(whole(controllers) >= 1, "{crowds:?}");
     let crowded = losses(folder, "crowded", job);
     assert_eq!(crowded, quiet, "{crowds:?}");
     assert_eq!(quiet.1, 0);

@@ -162,7 +162,8 @@ struct Added {
     since: u32,
     /// Name of the field in the JSON.
     field: &'static str,
-    /// The value that means what the version before did. None where workers of that version take theirs from their environment.
+    /// The value that means what the version before did. None where workers of that version do the same whatever it is: `profile`
+    /// and `tolerance` are in the environment of their rank 0, and they know no other type of rows on the wire than `wire`.
     before: Option<fn() -> Value>,
 }
 

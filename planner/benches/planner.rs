@@ -172,7 +172,7 @@ fn compare(
     let balance = balance(&problem, &made);
     let flow = Traffic::of(&problem, &made).forward;
     let total = flow.queries + flow.keys;
-    let least = made.bounds().least_pulled;
+    let least = made.least(&problem).pulled;
     let Some(record) = records.get(&workload.name) else {
         println!("{:30} has no record of the peer", workload.name);
         return [1.0; 2];

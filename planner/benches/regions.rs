@@ -126,7 +126,7 @@ fn large(slots: u32, documents: usize, lanes: u16, place: Place, lines: &mut Vec
     let (lists, listing) = timed(1, || Pulls::of(&problem, &made));
     drop(lists);
     let late = made.bounds().finish as f64 / made.bounds().level as f64;
-    let least = made.bounds().least_pulled.max(1) as f64;
+    let least = made.least(&problem).pulled.max(1) as f64;
     println!(
         "{case}: regions {} ({} shared slots), decision {:.3} + {decided:.3} s, plan and check {seconds:.3} s, lists {listing:.3} s, \
          finish {late:.5}, bytes {:.3} of their bound, knows sums of {} bytes and {known} documents",

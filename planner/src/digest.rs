@@ -35,8 +35,14 @@ impl Digest {
     }
 
     pub(crate) fn u32s<const N: usize>(&mut self, values: [u32; N]) {
-        for value in values {
-            self.u64(value.into());
+        match self.buffer.get_mut(self.filled..self.filled + 8 * N) {
+            Some(room) => {
+                for (room, value) in room.chunks_exact_mut(8).zip(values) {
+                    room.copy_from_slice(&u64::from(value).to_le_bytes());
+                }
+                self.filled += 8 * N;
+            }
+            None => values.into_iter().for_each(|it| self.u64(it.into())),
         }
     }
 

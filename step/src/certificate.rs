@@ -3,7 +3,7 @@
 //! In: a planned step, with the bounds of each plan. Out: a [`Certificate`], over all phases of the step. It proves nothing
 //! itself: why a bound holds is the planner's.
 
-use cadre_planner::Bounds;
+use cadre_planner::{Bounds, Least};
 
 use crate::planned::{NanoPlan, PlannedStep};
 
@@ -22,15 +22,17 @@ pub struct Certificate {
 impl Certificate {
     /// The certificate over all phases of a step.
     pub fn of(planned: &PlannedStep) -> Self {
-        let gap = |weight: fn(&NanoPlan) -> u16, of: fn(&Bounds) -> (u64, u64)| {
-            let (reached, least) = sums(planned, weight, of);
+        let all: Vec<(Bounds, Least)> =
+            planned.plans.iter().map(|it| (it.plan.bounds(), it.plan.least(&it.problem))).collect();
+        let gap = |weight: fn(&NanoPlan) -> u16, of: fn(&(Bounds, Least)) -> (u64, u64)| {
+            let (reached, least) = sums(planned, &all, weight, of);
             (least > 0).then(|| reached as f64 / least as f64 - 1.0)
         };
-        let finish = gap(NanoPlan::dim, |it| (it.finish, it.level.max(it.indivisible)));
+        let finish = gap(NanoPlan::dim, |(it, _)| (it.finish, it.level.max(it.indivisible)));
         Self {
             compute: finish.unwrap_or(0.0).max(0.0),
-            link: gap(|_| 1, |it| (it.link, it.least_link)),
-            bytes: gap(|_| 1, |it| (it.pulled, it.least_pulled)),
+            link: gap(|_| 1, |(it, least)| (it.link, least.link)),
+            bytes: gap(|_| 1, |(it, least)| (it.pulled, least.pulled)),
         }
     }
 }
@@ -38,11 +40,13 @@ impl Certificate {
 /// What all phases reach together, and its bound, each times the weight of its plan.
 fn sums(
     planned: &PlannedStep,
+    bounds: &[(Bounds, Least)],
     weight: fn(&NanoPlan) -> u16,
-    of: fn(&Bounds) -> (u64, u64),
+    of: fn(&(Bounds, Least)) -> (u64, u64),
 ) -> (u128, u128) {
-    planned.plans.iter().zip(planned.phases_of_plans()).fold((0, 0), |sum, (nano, phases)| {
-        let (reached, least) = of(&nano.plan.bounds());
+    let plans = planned.plans.iter().zip(bounds).zip(planned.phases_of_plans());
+    plans.fold((0, 0), |sum, ((nano, bounds), phases)| {
+        let (reached, least) = of(bounds);
         let times = u128::from(phases) * u128::from(weight(nano));
         let all = |it: u64| u128::from(it) * times;
         (sum.0 + all(reached), sum.1 + all(least))

@@ -37,6 +37,8 @@ pub struct NanoPlan {
     pub lists: Lists,
     forward: Arc<Shape>,
     backward: Arc<Shape>,
+    /// Of the plan. To make it takes as long as the plan has tasks.
+    digest: u64,
     /// By slot: number of works, forward and backward.
     works: Vec<[usize; 2]>,
 }
@@ -138,7 +140,7 @@ impl PlannedStep {
         let plans = made.collect::<Result<Vec<_>, Error>>()?;
         let mut digest = header.digest().to_le_bytes().to_vec();
         for nano in &plans {
-            digest.extend(nano.plan.digest().to_le_bytes());
+            digest.extend(nano.digest.to_le_bytes());
         }
         let mut next = 0..plans.len();
         let numbers =
@@ -149,7 +151,7 @@ impl PlannedStep {
 
     /// Digest of the plans alone, and of what each was made from: equal for two steps that plan the same work alike.
     pub fn plans_digest(&self) -> u64 {
-        plans_digest(self.plans.iter().map(|it| &*it.plan))
+        digest_of(self.plans.iter().map(|it| it.digest))
     }
 
     /// Which of [`Self::plans`] a phase runs: that of its nano-batch and of its layer's kind.
@@ -273,7 +275,11 @@ impl PlannedStep {
 
 /// Digest of a step's plans, by nano-batch and then by kind of layers.
 pub fn plans_digest<'a>(plans: impl IntoIterator<Item = &'a Plan>) -> u64 {
-    let bytes: Vec<u8> = plans.into_iter().flat_map(|it| it.digest().to_le_bytes()).collect();
+    digest_of(plans.into_iter().map(Plan::digest))
+}
+
+fn digest_of(plans: impl Iterator<Item = u64>) -> u64 {
+    let bytes: Vec<u8> = plans.flat_map(u64::to_le_bytes).collect();
     xxh3_64(&bytes)
 }
 
@@ -288,7 +294,8 @@ impl NanoPlan {
             *forward += bundle.tasks.len();
             *backward += 1;
         }
-        Ok(Self { problem, plan, lists, forward, backward, works })
+        let digest = plan.digest();
+        Ok(Self { problem, plan, lists, forward, backward, digest, works })
     }
 
     /// Dimension of a head. Costs of a plan are in pairs of a query and a key of its own dimension: those of two plans are compared

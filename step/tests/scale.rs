@@ -1,7 +1,7 @@
 //! One large step: the machines of a whole job without faults, each event once and in its turn.
 //!
-//! In: how large the job is. Out: every phase whole at every trainer, every work run once, nothing held; and printed, what each
-//! machine took of a processor. `CADRE_SCALE=512x64x64x4x200000` asks for trainers, servers, layers, nano-batches and documents.
+//! In: how large the job is. Out: every phase whole at every trainer, every work run once, nothing held; and printed, the time that
+//! each machine took. `CADRE_SCALE=512x64x64x4x200000` asks for trainers, servers, layers, nano-batches and documents.
 //!
 //! What a machine does for an event must not grow with the peers or the parcels of a step: a job of the size above is then done
 //! within minutes, else not within hours.
@@ -9,7 +9,7 @@
 //! All processes share one heap here, which glibc tidies when a long broadcast is allocated. That is most of the conductor's time;
 //! `GLIBC_TUNABLES=glibc.malloc.mxfast=0` leaves it out.
 
-#![allow(clippy::disallowed_types, reason = "it prints what machines take of a processor")]
+#![allow(clippy::disallowed_types, reason = "it prints the time that machines take")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 #![allow(clippy::wildcard_enum_match_arm, reason = "what no calm job has is a failure")]
 

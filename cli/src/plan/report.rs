@@ -50,7 +50,7 @@ impl Report {
         before: (u64, u64),
         (plan_seconds, lists_seconds): (f64, f64),
     ) -> Self {
-        let bounds = plan.bounds();
+        let (bounds, least) = (plan.bounds(), plan.least(problem));
         let Traffic { forward, backward } = Traffic::of(problem, plan);
         let finishes: Vec<f64> = (0..problem.slots.len() as u32)
             .map(|slot| plan.finish(problem, SlotId(slot)) as f64)
@@ -79,10 +79,10 @@ impl Report {
             plan_seconds,
             lists_seconds,
             gap_compute: bounds.gap_ppm as f64 / 1e6,
-            gap_link: gap(bounds.link, bounds.least_link),
-            gap_bytes: gap(bounds.pulled, bounds.least_pulled),
+            gap_link: gap(bounds.link, least.link),
+            gap_bytes: gap(bounds.pulled, least.pulled),
             memory_bytes: bounds.memory,
-            least_memory_bytes: bounds.least_memory,
+            least_memory_bytes: plan.least_memory(problem),
         }
     }
 

@@ -82,7 +82,7 @@ impl Phase {
     /// The phase of a plan.
     pub fn of_plan(model: &Model, problem: &Problem, plan: &Plan) -> Self {
         let phase = Self::of_assignment(model, problem, plan, &Assignment::planned(plan));
-        Self { least_link: plan.bounds().least_link, ..phase }
+        Self { least_link: plan.least(problem).link, ..phase }
     }
 
     /// The same phase with the bytes that the published planner's own system moves backward: rows of Q, O, dO and LSE, of K and V,

@@ -2,13 +2,14 @@
 //!
 //! In: a problem and a plan. Out: [`Bounds`]. The lower bound of the finish is the larger of two: all work poured
 //! over the slots like water, and the dearest tile row of one KV head on
-//! the slot that would finish it first. Those of links and bytes are [`least`]'s, at the finish that the plan reaches.
+//! the slot that would finish it first. Those of links and bytes are [`least`]'s, at the finish that the plan reaches. They
+//! take half as long as the plan, so they are found for those who ask ([`Plan::least`], [`Plan::least_memory`]).
 
 use serde::{Deserialize, Serialize};
 
 use super::{BundleId, Plan, Runs};
 use crate::memory::Memory;
-use crate::{Cuts, DocumentId, Problem, Slot, TILE_ROWS, Traffic, least, least_memory};
+use crate::{Cuts, DocumentId, Least, Problem, Slot, TILE_ROWS, Traffic, least, least_memory};
 
 /// How good a plan is. Finishing times are forward cost at weight 100.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize)]
@@ -25,44 +26,53 @@ pub struct Bounds {
     pub gap_ppm: u64,
     /// Nanoseconds of the busiest link, the busiest of a forward and of a backward phase together.
     pub link: u64,
-    /// Less than that no plan that finishes then needs; zero where no bound is known.
-    pub least_link: u64,
     /// Bytes of Q, K and V that slots pull forward.
     pub pulled: u64,
-    /// Fewer than that no plan that finishes then pulls; zero where no bound is known.
-    pub least_pulled: u64,
     /// Bytes that the slot needs that needs most: two phases and the reserve.
     pub memory: u64,
-    /// With fewer in every slot there is no plan that finishes then; zero where no bound is known.
-    pub least_memory: u64,
 }
 
 impl Bounds {
     pub(super) fn of(problem: &Problem, plan: &Plan, runs: &Runs, memory: &Memory) -> Self {
         let slots = &problem.slots;
         let loads = loads(problem, plan, runs).into_iter().zip(slots).filter(|it| it.0 > 0);
-        let finish = loads.clone().map(|(load, slot)| slot.finish(load)).max().unwrap_or(0);
+        let finish = loads.map(|(load, slot)| slot.finish(load)).max().unwrap_or(0);
         let level = level(slots, least_work(problem));
         let indivisible = indivisible(problem, plan.cuts());
         let bound = level.max(indivisible).max(1);
         let over = u128::from(finish.saturating_sub(bound)) * 1_000_000;
         let gap_ppm = u64::try_from(over.div_ceil(u128::from(bound))).unwrap_or(u64::MAX);
         let traffic = Traffic::of_runs(problem, plan, runs);
-        // Plans at home use standby slots, which the bounds count as idle.
-        let is_bound = loads.into_iter().all(|it| !it.1.is_standby());
-        let least = is_bound.then(|| least(problem, finish)).flatten().unwrap_or_default();
         Self {
             level,
             indivisible,
             finish,
             gap_ppm,
             link: traffic.busiest(),
-            least_link: least.link,
             pulled: traffic.forward.queries + traffic.forward.keys,
-            least_pulled: least.pulled,
             memory: memory.most_needed(),
-            least_memory: if is_bound { least_memory(problem, plan.cuts(), finish) } else { 0 },
         }
+    }
+}
+
+impl Plan {
+    /// Less than that no plan that finishes by then pulls or sends; zeros where no bound is known. `problem` is that of the plan.
+    pub fn least(&self, problem: &Problem) -> Least {
+        let bound = || least(problem, self.bounds.finish);
+        if self.uses_standby(problem) { Least::default() } else { bound().unwrap_or_default() }
+    }
+
+    /// With fewer bytes in every slot there is no plan that finishes by then; zero where no bound is known. `problem` is that of
+    /// the plan.
+    pub fn least_memory(&self, problem: &Problem) -> u64 {
+        let bound = || least_memory(problem, self.cuts, self.bounds.finish);
+        if self.uses_standby(problem) { 0 } else { bound() }
+    }
+
+    /// Whether standby slots have work, as in plans at home: the bounds count them as idle.
+    fn uses_standby(&self, problem: &Problem) -> bool {
+        let slot = |it: &super::Bundle| problem.slots.get(it.slot.0 as usize);
+        self.bundles.iter().filter_map(slot).any(Slot::is_standby)
     }
 }
 

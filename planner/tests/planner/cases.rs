@@ -1,8 +1,8 @@
 //! Small problems whose best plan is known.
 
 use cadre_planner::{
-    BundleId, Costs, Cuts, DocumentId, Problem, RankId, Slot, SlotId, imbalance_at_home, memory_of,
-    plan, plan_at_home,
+    BundleId, Costs, Cuts, DocumentId, Least, Problem, RankId, Slot, SlotId, imbalance_at_home,
+    memory_of, plan, plan_at_home,
 };
 
 use crate::problems::{causal, dedicated, full, in_place, problem};
@@ -108,8 +108,9 @@ fn nothing_is_known_of_what_standby_slots_at_home_have_to_pull() {
     let mut problem = problem(documents, 4_096, vec![in_place(0), in_place(1)]);
     problem.costs = Costs::pairs_only();
     problem.slots[1].weight = 0;
-    let bounds = plan_at_home(&problem).unwrap().bounds();
-    assert_eq!((bounds.pulled, bounds.least_pulled, bounds.least_link), (0, 0, 0));
+    let plan = plan_at_home(&problem).unwrap();
+    assert_eq!((plan.bounds().pulled, plan.least(&problem)), (0, Least::default()));
+    assert_eq!(plan.least_memory(&problem), 0);
 }
 
 #[test]
@@ -181,8 +182,9 @@ fn bounds_of_plans_at_home_allow_for_cuts_inside_tiles() {
         let mut problem = problem(vec![causal(128)], 128 / ranks, slots);
         problem.heads = cadre_planner::Heads { query, kv, dim: 128 };
         (problem.element_bytes, problem.lanes) = (2, kv);
-        let bounds = plan_at_home(&problem).unwrap().bounds();
-        assert!(bounds.memory >= bounds.least_memory, "{query}/{kv}: {bounds:?}");
+        let plan = plan_at_home(&problem).unwrap();
+        let bounds = plan.bounds();
+        assert!(bounds.memory >= plan.least_memory(&problem), "{query}/{kv}: {bounds:?}");
         assert!(bounds.finish >= bounds.indivisible, "{query}/{kv}: {bounds:?}");
     }
 }

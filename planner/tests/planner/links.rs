@@ -160,7 +160,7 @@ proptest! {
         let bounds = plan.bounds();
         prop_assert_eq!(bounds.level, even.level);
         prop_assert!(bounds.finish <= even.finish.max(even.level + even.level / 500), "{:?} {:?}", bounds, even);
-        prop_assert!(bounds.least_link <= bounds.link);
+        prop_assert!(plan.least(&problem).link <= bounds.link);
     }
 
     #[test]

@@ -44,19 +44,20 @@ fn memory_bends_a_plan_and_does_not_break_it() {
         for one_lane in [false, true] {
             for seed in SEEDS {
                 let problem = draw(seed, place, one_lane);
-                let free = plan(&problem).unwrap().bounds();
-                let need = free.memory as f64 / free.least_memory as f64;
+                let free = plan(&problem).unwrap();
+                let (least, free) = (free.least_memory(&problem), free.bounds());
+                let need = free.memory as f64 / least as f64;
                 let mut line =
                     format!("{place:?}, {} lanes, seed {seed}: {need:.2}", problem.lanes);
                 // Where the plan needs hardly more than the bound, there is nothing to bend.
-                let middle = within(&problem, free.least_memory.midpoint(free.memory));
+                let middle = within(&problem, least.midpoint(free.memory));
                 if let Some(middle) = &middle {
                     let it = middle.bounds();
                     let moved = it.pulled as f64 / free.pulled.max(1) as f64;
                     line = format!("{line}, middle {:.4} moves {moved:.2}", late(&it));
                     cases += 1;
                     if place == Where::Dedicated {
-                        let bytes = free.least_memory.midpoint(free.memory);
+                        let bytes = least.midpoint(free.memory);
                         let beside = within(&stood_by(&problem), bytes).map(|it| it.bounds());
                         assert_eq!(beside.map(|it| it.finish), Some(it.finish), "{line}");
                     }
@@ -76,8 +77,8 @@ fn memory_bends_a_plan_and_does_not_break_it() {
                     let plan = within(&problem, bytes);
                     plan.map_or(f64::INFINITY, |it| late(&it.bounds()))
                 };
-                let more = at(free.least_memory / 5 * 7);
-                let little = at(free.least_memory / 20 * 21);
+                let more = at(least / 5 * 7);
+                let little = at(least / 20 * 21);
                 println!("{line}, 1.4 times the bound {more:.4}, 1.05 times {little:.4}");
                 (near, found) = (near + 1, found + usize::from(little.is_finite()));
                 if more > 1.02 {
@@ -107,8 +108,9 @@ fn bent_plans_keep_the_promises_of_links_and_of_tolerance() {
             if blind.slots.len() > 24 {
                 continue;
             }
-            let free = plan(&blind).unwrap().bounds();
-            let memory = free.least_memory.midpoint(free.memory);
+            let free = plan(&blind).unwrap();
+            let (least, free) = (free.least_memory(&blind), free.bounds());
+            let memory = least.midpoint(free.memory);
             blind.slots.iter_mut().for_each(|it| it.memory = memory);
             let known = Problem { links: links(&blind, seed), ..blind.clone() };
             let wide = Tolerance::new(1.05).unwrap();

@@ -126,10 +126,10 @@ proptest! {
                     (0..problem.slots.len() as u32).map(|it| plan.load(&problem, SlotId(it))).collect();
                 let (most, _) = imbalance_at_home(&problem).unwrap();
                 prop_assert_eq!(*loads.iter().max().unwrap(), most);
-                let bounds = plan.bounds();
-                prop_assert!(bounds.memory >= bounds.least_memory, "{:?}", bounds);
-                prop_assert!(bounds.pulled >= bounds.least_pulled, "{:?}", bounds);
-                prop_assert!(bounds.link >= bounds.least_link, "{:?}", bounds);
+                let (bounds, least) = (plan.bounds(), plan.least(&problem));
+                prop_assert!(bounds.memory >= plan.least_memory(&problem), "{:?}", bounds);
+                prop_assert!(bounds.pulled >= least.pulled, "{:?} {:?}", bounds, least);
+                prop_assert!(bounds.link >= least.link, "{:?} {:?}", bounds, least);
                 if problem.slots.iter().zip(&loads).all(|(slot, load)| *load == 0 || !slot.is_standby()) {
                     // The level is rounded up, a finish down.
                     prop_assert!(bounds.finish + 1 >= bounds.level, "{:?}", bounds);

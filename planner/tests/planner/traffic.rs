@@ -89,11 +89,11 @@ proptest! {
         prop_assert_eq!(bounds.pulled, traffic.forward.queries + traffic.forward.keys);
         prop_assert_eq!(bounds.link, traffic.busiest());
         if let Some(least) = least(&problem, bounds.finish) {
-            prop_assert_eq!((least.pulled, least.link), (bounds.least_pulled, bounds.least_link));
+            prop_assert_eq!(least, plan.least(&problem));
             prop_assert!(least.pulled <= bounds.pulled, "{least:?} {bounds:?}");
             prop_assert!(least.link <= bounds.link, "{least:?} {bounds:?}");
         }
-        prop_assert!(bounds.least_memory <= bounds.memory, "{:?}", bounds);
+        prop_assert!(plan.least_memory(&problem) <= bounds.memory, "{:?}", bounds);
         let needed = (0..problem.slots.len() as u32).map(SlotId);
         let needed = needed.filter(|it| plan.bundles_of(*it).next().is_some());
         let needed = needed.map(|it| memory_of_slot(&problem, &plan, it).needed()).max();
@@ -107,9 +107,10 @@ fn the_bound_holds_for_a_few_rows() {
     for rows in [1, 2, 3, 127, 128, 129] {
         let mut one = problem(vec![causal(rows)], rows, vec![dedicated(100)]);
         one.lanes = one.heads.kv;
-        let bounds = plan(&one).unwrap().bounds();
-        assert!(bounds.least_pulled <= bounds.pulled, "{rows} rows: {bounds:?}");
-        assert!(bounds.least_link <= bounds.link, "{rows} rows: {bounds:?}");
+        let plan = plan(&one).unwrap();
+        let (bounds, least) = (plan.bounds(), plan.least(&one));
+        assert!(least.pulled <= bounds.pulled, "{rows} rows: {least:?} {bounds:?}");
+        assert!(least.link <= bounds.link, "{rows} rows: {least:?} {bounds:?}");
     }
 }
 
@@ -119,14 +120,15 @@ fn the_bound_is_what_half_a_document_costs() {
     let mut two = problem(vec![causal(8_192), causal(1)], 8_192, slots);
     two.lanes = two.heads.kv;
     let plan = plan(&two).unwrap();
-    let bounds = plan.bounds();
-    let bytes = bounds.pulled as f64 / bounds.least_pulled as f64;
-    let link = bounds.link as f64 / bounds.least_link as f64;
+    let (bounds, bound) = (plan.bounds(), plan.least(&two));
+    let bytes = bounds.pulled as f64 / bound.pulled as f64;
+    let link = bounds.link as f64 / bound.link as f64;
     assert!((1.0..1.05).contains(&bytes) && (1.0..1.10).contains(&link), "{bytes} {link}");
     // With overheads the bound is as tight.
     two.costs = Costs::default();
-    let bounds = cadre_planner::plan(&two).unwrap().bounds();
-    let bytes = bounds.pulled as f64 / bounds.least_pulled as f64;
+    let plan = cadre_planner::plan(&two).unwrap();
+    let bounds = plan.bounds();
+    let bytes = bounds.pulled as f64 / plan.least(&two).pulled as f64;
     assert!((1.0..1.06).contains(&bytes), "{bounds:?}");
     assert_eq!(least(&two, 0), None, "no slot has begun");
 }
@@ -138,11 +140,12 @@ fn the_bound_of_a_pool_is_all_rows() {
         let document = cadre_planner::Document { rows: 4_096, mask };
         let mut pool = problem(vec![document; 8], 8_192, vec![dedicated(100); 4]);
         pool.costs = Costs::default();
-        let bounds = plan(&pool).unwrap().bounds();
-        let ratio = bounds.pulled as f64 / bounds.least_pulled as f64;
+        let plan = plan(&pool).unwrap();
+        let (bounds, least) = (plan.bounds(), plan.least(&pool));
+        let ratio = bounds.pulled as f64 / least.pulled as f64;
         assert!((1.0..1.001).contains(&ratio), "{mask}: {bounds:?}");
         // Four ranks send all that there is.
-        let link = bounds.link as f64 / bounds.least_link as f64;
+        let link = bounds.link as f64 / least.link as f64;
         assert!((1.0..1.01).contains(&link), "{mask}: {bounds:?}");
     }
 }
@@ -167,9 +170,10 @@ fn the_bound_of_documents_that_span_ranks_is_near_what_plans_reach() {
     few.lanes = few.heads.kv;
     let cases = cases.into_iter().chain([("32, of which 4 in place", few, 1.3)]);
     for (name, problem, most) in cases {
-        let bounds = plan(&problem).unwrap().bounds();
-        let ratio = bounds.pulled as f64 / bounds.least_pulled as f64;
-        println!("{name}: {ratio:.3}, link {:.3}", bounds.link as f64 / bounds.least_link as f64);
+        let plan = plan(&problem).unwrap();
+        let (bounds, least) = (plan.bounds(), plan.least(&problem));
+        let ratio = bounds.pulled as f64 / least.pulled as f64;
+        println!("{name}: {ratio:.3}, link {:.3}", bounds.link as f64 / least.link as f64);
         assert!((1.0..most).contains(&ratio), "{name}: {ratio}");
     }
 }

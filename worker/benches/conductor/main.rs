@@ -2,10 +2,10 @@
 //! machines that its process has as any trainer has them; and its planning thread. The bar is for all of it; the making of the plans
 //! is told as a part.
 //!
-//! One step of 512 trainers, 64 dedicated servers, 64 layers, 4 nano-batches and 200,000 documents, with the lengths and the
-//! header of the next one while it runs; `CADRE_SCALE=32x8x4x2x2000` asks for another size. Each message and word comes in a turn
-//! of the IO thread of its own. The same is done once more with twice the documents: what lengths and header cost the IO thread is
-//! to be the same. Prints processor time and the process's most memory, writes `target/bench/conductor.json` beside
+//! Steps of 512 trainers, 64 dedicated servers, 64 layers, 4 nano-batches and 200,000 documents, each with the lengths and the
+//! header of the next one while it runs; `CADRE_SCALE=32x8x4x2x2000` asks for another size. The third step counts, as one of a long
+//! job: memory of earlier ones is used again. Each message and word comes in a turn of the IO thread of its own. The same is done
+//! once more with twice the documents: what lengths and header cost the IO thread is to be the same. Prints processor time and the process's most memory, writes `target/bench/conductor.json` beside
 //! the bars of 200 ms and 256 MiB.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
@@ -176,7 +176,10 @@ fn life_of(peer: PeerId) -> Life {
     Life(u64::from(peer.index) << 1 | u64::from(peer.role == cadre_exchange::Role::Server))
 }
 
-/// What a run came to.
+/// Steps that run before the one that counts.
+const EARLIER: u64 = 2;
+
+/// What the step that counts came to.
 struct Run {
     /// Lengths and the header of the next step.
     header: Took,
@@ -204,17 +207,31 @@ fn run([trainers, servers, layers]: [u16; 3], nanos: u32, documents: u32) -> Run
         job.settle();
     };
     announce(&mut job, 0);
-    // From here on one step runs, as each of a long job does: with the lengths and the header of the next.
+    for step in 0..EARLIER {
+        announce(&mut job, step + 1);
+        go_through(&mut job, (&all, &others), step, 2 * u32::from(layers) * nanos);
+    }
     job.took = Took::default();
     job.io.shared_mut().provider.rings = 0;
-    announce(&mut job, 1);
+    announce(&mut job, EARLIER + 1);
     let header = job.took;
-    let phases = 2 * u32::from(layers) * nanos;
+    let phases = go_through(&mut job, (&all, &others), EARLIER, 2 * u32::from(layers) * nanos);
+    Run { header, whole: job.took, phases, rings: job.io.shared().provider.rings }
+}
+
+/// All phases and the end of a step whose next one is announced. What the IO thread took for the phases.
+fn go_through(
+    job: &mut Job,
+    (all, others): (&[PeerId], &[PeerId]),
+    step: u64,
+    phases: u32,
+) -> Duration {
+    let before = job.took.io;
     let first = all[0];
     for phase in 0..phases {
-        let at = At::new(0, phase);
+        let at = At::new(step, phase);
         let done = Envelope::Protocol(Message::PhaseDone { at });
-        for &from in &all {
+        for &from in all {
             if from == first {
                 job.own(Output::Message(Message::PhaseDone { at }));
             } else {
@@ -225,14 +242,14 @@ fn run([trainers, servers, layers]: [u16; 3], nanos: u32, documents: u32) -> Run
         // Phases of 20 ms, and a heartbeat of everybody after ten.
         job.later(Nanos::from_millis(20));
         if phase % 10 == 9 {
-            let rounds = vec![(0, Round(0)), (1, Round(0))];
+            let rounds = vec![(step, Round(0)), (step + 1, Round(0))];
             let beat = |done| Heartbeat {
                 watermark: Some(at),
                 done,
                 rounds: rounds.clone(),
                 ..Heartbeat::default()
             };
-            for (peers, done) in [(&all, Some(at)), (&others, None)] {
+            for (peers, done) in [(all, Some(at)), (others, None)] {
                 for &it in peers.iter().filter(|it| **it != first) {
                     job.come(it, &Envelope::Protocol(Message::Heartbeat(beat(done))));
                 }
@@ -241,20 +258,21 @@ fn run([trainers, servers, layers]: [u16; 3], nanos: u32, documents: u32) -> Run
             job.settle();
         }
     }
-    let phases = job.took.io.saturating_sub(header.io);
-    for (tasks, server) in (0..).zip(&others) {
-        let done = ServerStep { step: 0, tasks, busy_seconds: 1.0, bytes_pulled: 1 };
+    let took = job.took.io.saturating_sub(before);
+    for (tasks, server) in (0..).zip(others) {
+        let done = ServerStep { step, tasks, busy_seconds: 1.0, bytes_pulled: 1 };
         job.word(*server, &encoded(&Said::ServerStep(done)));
     }
-    let done = encoded(&Said::StepDone(StepDone::default()));
+    let done = StepDone { step, ..StepDone::default() };
+    let said = encoded(&Said::StepDone(done.clone()));
     for &it in all.iter().skip(1) {
-        job.word(it, &done);
+        job.word(it, &said);
     }
     job.settle();
-    job.own(Output::Conductor(Said::StepDone(StepDone::default())));
+    job.own(Output::Conductor(Said::StepDone(done)));
     job.settle();
-    assert_eq!(job.reports.load(Ordering::Relaxed), 1, "the step is reported");
-    Run { header, whole: job.took, phases, rings: job.io.shared().provider.rings }
+    assert_eq!(job.reports.load(Ordering::Relaxed) as u64, step + 1, "the step is reported");
+    took
 }
 
 fn main() {

@@ -27,8 +27,10 @@ use crate::launch::{Done, PhaseRows};
 /// Reasons for turning somebody away that are remembered, so that each is told once.
 const MAX_REASONS_TOLD: usize = 256;
 
-/// When this process leaves: a peer that cannot be reached so often in a row has left, too.
+/// When this process leaves: a peer has left, too, that cannot be reached so often in a row, and still not after so long. A link
+/// that is away for less hears the last words.
 const GONE_AFTER_BREAKS: u32 = 2;
+const GONE_AFTER: Nanos = Nanos::from_millis(600);
 
 /// A trainer that was asked to end leaves without the conductor when that one has refused its links for so long.
 const ALONE_AFTER: Nanos = Nanos::from_millis(1_000);
@@ -83,9 +85,9 @@ impl<P: Exchange> Io<P> {
                     shared.tell_conductor(Said::Steps(steps));
                 }
             }
-            Request::Busy(lease) => {
+            Request::Busy(lease, calls) => {
                 if let Some(it) = self.trainer.as_mut() {
-                    it.standing.busy(lease);
+                    it.standing.busy(lease, calls);
                 }
             }
             Request::StepDone(done) => {
@@ -256,9 +258,12 @@ impl<P: Exchange> Io<P> {
             }
             Wire::Closed { peer, error } if self.leaving.is_some() => {
                 tracing::debug!("the link with {peer} is closed: {error}");
-                // Nobody listens there any more.
-                if self.shared.cut(peer_of(peer)) >= GONE_AFTER_BREAKS {
+                let left = self.leaving.map_or(Nanos(0), |until| until.since(self.shared.now()));
+                let breaks = self.shared.cut(peer_of(peer));
+                if breaks >= GONE_AFTER_BREAKS && left.after(GONE_AFTER) <= LAST_WORDS_WITHIN {
                     self.shared.forget(peer_of(peer));
+                    // If it calls nevertheless it is told again.
+                    self.told_end.remove(&peer_of(peer));
                 }
             }
             // Everybody leaves when the job is over.

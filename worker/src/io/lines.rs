@@ -46,7 +46,7 @@ pub enum Request {
     /// The trainer has so many steps.
     Steps(u64),
     /// The trainer's main thread is at work elsewhere, for so long at most.
-    Busy(Nanos),
+    Busy(Nanos, u64),
     /// The trainer's step is over.
     StepDone(StepDone),
     /// A kernel refused, or something else that cannot go on.

@@ -353,7 +353,17 @@ mod tests {
         let mut links = links();
         let (handle, requests) = Handle::<HostRows>::channel(links.waker());
         let all = 3 * MAX_REQUESTS;
-        let asking = std::thread::spawn(move || (0..all).for_each(|_| handle.send(Request::Leave)));
+        let (asked, count) = channel();
+        let ask = move |_| {
+            handle.send(Request::Leave);
+            asked.send(()).unwrap();
+        };
+        let asking = std::thread::spawn(move || (0..all).for_each(ask));
+        // Nobody takes one: the queue is full, and the next one waits with its caller.
+        let queued = (0..MAX_REQUESTS).filter(|_| count.recv().is_ok()).count();
+        assert_eq!(queued, MAX_REQUESTS);
+        let longer = count.recv_timeout(Duration::from_millis(200));
+        assert!(longer.is_err(), "more were asked than the queue has room for");
         let (begun, mut taken) = (std::time::Instant::now(), 0);
         while taken < all {
             links.poll(Duration::from_mins(1), &mut Vec::new());

@@ -62,8 +62,11 @@ pub struct Standing {
     passed: Option<u64>,
     /// How long it has been its turn.
     idle: Nanos,
-    /// How long it may be, whatever the patience is, until its next call.
+    /// How long it may be, whatever the patience is, until its next call: the one behind as many as it had made then.
     lease: Nanos,
+    leased_at: u64,
+    /// Calls that have come here.
+    calls: u64,
     last: Nanos,
     is_still: bool,
     /// How long it may be its turn until that is said, and whether it was.
@@ -90,6 +93,8 @@ impl Standing {
             passed: None,
             idle: Nanos(0),
             lease: Nanos(0),
+            leased_at: 0,
+            calls: 0,
             last: now,
             is_still: false,
             slow_after: Nanos(u64::MAX),
@@ -187,9 +192,10 @@ impl Standing {
     }
 
     /// The main thread is at work elsewhere, and may be for so long from now on until its next call; for no less than without these
-    /// words.
-    pub fn busy(&mut self, lease: Nanos) {
+    /// words. Of the `calls` that it had made before, some may come later than this.
+    pub fn busy(&mut self, lease: Nanos, calls: u64) {
         self.lease = lease;
+        self.leased_at = calls.max(self.calls);
         self.moved();
     }
 
@@ -230,10 +236,11 @@ impl Standing {
         self.told.front().is_some_and(|it| self.submitted as usize == it.order.count())
     }
 
-    /// What is said of it when it leaves: that a call is due which it will not make, if it has announced a step, or was told one,
-    /// that is not over here. The header of a step that was announced may come long after the rank has left.
+    /// What is said of it when it leaves: that a call is due which it will not make. It has announced a step, or was told one, that
+    /// is not over here; or it has announced none, and did not say that none comes. The header of a step that was announced may
+    /// come long after the rank has left.
     pub fn leaves(&self) -> Option<Stands> {
-        if self.told.is_empty() && self.announce <= self.next {
+        if self.told.is_empty() && self.announce <= self.next && !self.has_to_announce() {
             return None;
         }
         Some(Stands::Left(format!("rank {} has left, and has not {}", self.me.0, self.due())))
@@ -245,7 +252,10 @@ impl Standing {
     }
 
     fn called(&mut self) {
-        self.lease = Nanos(0);
+        self.calls += 1;
+        if self.calls > self.leased_at {
+            self.lease = Nanos(0);
+        }
         self.moved();
     }
 

@@ -298,7 +298,9 @@ impl Rank {
     /// says so after each, with a lease of zero; then it is noticed when a part hangs. Any thread may call it.
     pub fn busy(&self, lease: Duration) {
         let nanos = u64::try_from(lease.min(LONGEST_LEASE).as_nanos()).unwrap_or(u64::MAX);
-        self.line.send(Request::Busy(Nanos(nanos)));
+        // Calls that were made before may come to the IO thread later: behind the copy of their rows.
+        let calls = lock(&self.turn).calls();
+        self.line.send(Request::Busy(Nanos(nanos), calls));
     }
 
     /// Ends the job everywhere, for a reason of the caller's.

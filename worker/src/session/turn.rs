@@ -32,6 +32,8 @@ pub(super) struct Turn {
     waited: u32,
     /// Whether the last phases of the step were skipped.
     ends_skipped: bool,
+    /// Calls that were in turn: lengths, the number of steps, phases, ends of steps.
+    calls: u64,
     /// The rank.
     rank: u16,
 }
@@ -58,8 +60,14 @@ impl Turn {
             next: 0,
             waited: 0,
             ends_skipped: false,
+            calls: 0,
             rank,
         }
+    }
+
+    /// How many of the calls that end a lease were made ([`super::Rank::busy`]).
+    pub(super) fn calls(&self) -> u64 {
+        self.calls
     }
 
     /// Lengths of a step: each once, in order, and at most one step ahead of the one that runs.
@@ -78,6 +86,7 @@ impl Turn {
             );
         }
         self.announce += 1;
+        self.calls += 1;
         Ok(())
     }
 
@@ -91,6 +100,7 @@ impl Turn {
             return refuse(called(), format!("{} were announced", self.announce));
         }
         self.steps = Some(steps);
+        self.calls += 1;
         Ok(())
     }
 
@@ -163,6 +173,7 @@ impl Turn {
     /// The next phase is under way.
     pub(super) fn submitted(&mut self) {
         self.next += 1;
+        self.calls += 1;
     }
 
     /// Results are waited for: of this step, the very one that runs.
@@ -204,6 +215,7 @@ impl Turn {
             return refuse(called(), expected);
         }
         self.planned = None;
+        self.calls += 1;
         Ok(self.ends_skipped)
     }
 }

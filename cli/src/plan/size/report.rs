@@ -1,6 +1,6 @@
 //! What a job needs and gets, as one line of JSON or as a table.
 
-use cadre_planner::{Bounds, Profile, servers_for};
+use cadre_planner::{Plan, Problem, Profile, servers_for};
 use cadre_step::conduct::NOMINAL_WEIGHT;
 use serde::Serialize;
 
@@ -231,7 +231,7 @@ impl Speeds {
                 all.exposed += layer.exposed * layers;
                 all.busiest += layer.busiest * layers;
                 speeds.max_over_mean = speeds.max_over_mean.max(drawn.balance());
-                speeds.compare(&drawn.plan.bounds());
+                speeds.compare(&drawn.problem, &drawn.plan);
                 if let Ok((most, mean)) = cadre_planner::imbalance_at_home(&drawn.problem) {
                     let before = most as f64 / (mean as f64).max(1.0);
                     speeds.max_over_mean_before = speeds.max_over_mean_before.max(before);
@@ -256,14 +256,15 @@ impl Speeds {
     }
 
     /// Takes in how far a plan is from its bounds.
-    fn compare(&mut self, it: &Bounds) {
+    fn compare(&mut self, problem: &Problem, plan: &Plan) {
+        let (it, least) = (plan.bounds(), plan.least(problem));
         let gap =
             |reached: u64, least: u64| (least > 0).then(|| reached as f64 / least as f64 - 1.0);
         let most = |a: Option<f64>, b: Option<f64>| a.into_iter().chain(b).reduce(f64::max);
         self.gap_compute = self.gap_compute.max(it.gap_ppm as f64 / 1e6);
-        self.gap_bytes = most(self.gap_bytes, gap(it.pulled, it.least_pulled));
-        self.gap_link = most(self.gap_link, gap(it.link, it.least_link));
-        self.least_memory_bytes = self.least_memory_bytes.max(it.least_memory);
+        self.gap_bytes = most(self.gap_bytes, gap(it.pulled, least.pulled));
+        self.gap_link = most(self.gap_link, gap(it.link, least.link));
+        self.least_memory_bytes = self.least_memory_bytes.max(plan.least_memory(problem));
     }
 
     fn rows(&self, row: &mut impl FnMut(&str, String)) {

@@ -41,6 +41,13 @@ pub(crate) fn offered(view: &proto::View) -> Result<View, Unreadable> {
         let index = u16::try_from(it.index).map_err(|_| {
             unreadable(format!("server {} in slot {at}, above {}", it.index, u16::MAX))
         })?;
+        let lacks = |what| Err(unreadable(format!("no {what} of server {index} in slot {at}")));
+        if it.numerics_id.is_empty() {
+            return lacks("numerics id");
+        }
+        if !is_in_place && it.exchange_address.is_empty() {
+            return lacks("address");
+        }
         let member = if is_in_place {
             Member::InPlace(index)
         } else {
@@ -150,7 +157,8 @@ mod tests {
     fn a_view_that_says_too_little_or_too_much_is_refused_by_what_it_says() {
         let number = Some(proto::ViewNumber { term: 1, counter: 2 });
         let refuse = |number, kind: proto::Kind, index, expected: &str| {
-            let server = Some(proto::Server { index, ..proto::Server::default() });
+            let numerics_id = if index == 7 { String::new() } else { "n".to_owned() };
+            let server = Some(proto::Server { index, numerics_id, ..proto::Server::default() });
             let slot =
                 proto::Slot { weight: 100, kind: kind.into(), server, ..proto::Slot::default() };
             let vacant =
@@ -164,5 +172,7 @@ mod tests {
         refuse(number, proto::Kind::InPlace, 65_536, above);
         refuse(number, proto::Kind::Unspecified, 0, "no kind of slot 1");
         refuse(None, proto::Kind::Dedicated, 0, "no number");
+        refuse(number, proto::Kind::Dedicated, 3, "no address of server 3 in slot 1");
+        refuse(number, proto::Kind::InPlace, 7, "no numerics id of server 7 in slot 1");
     }
 }

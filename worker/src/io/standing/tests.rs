@@ -118,7 +118,7 @@ fn who_leaves_what_it_is_told_stands_still_though_it_could_wait() {
 #[test]
 fn who_says_that_it_is_busy_has_so_long_until_its_next_call() {
     let mut rank = Watched::new();
-    rank.0.busy(Nanos::from_millis(9 * PATIENCE));
+    rank.0.busy(Nanos::from_millis(9 * PATIENCE), rank.0.calls);
     rank.due(9 * PATIENCE, "announced step 5");
     rank.0.announced(5);
     rank.0.begins(&planned(5));
@@ -128,15 +128,32 @@ fn who_says_that_it_is_busy_has_so_long_until_its_next_call() {
     // As it saves a checkpoint: no single part takes long.
     for _ in 0..20 {
         assert_eq!(rank.look(PATIENCE - 200, false), None);
-        rank.0.busy(Nanos(0));
+        rank.0.busy(Nanos(0), rank.0.calls);
     }
     rank.due(PATIENCE, "said that step 5 is done");
-    rank.0.busy(Nanos::from_millis(3 * PATIENCE));
+    rank.0.busy(Nanos::from_millis(3 * PATIENCE), rank.0.calls);
     // What it computes for others meanwhile is no call.
     rank.0.moved();
     rank.due(3 * PATIENCE, "said that step 5 is done");
     rank.0.done();
     rank.due(PATIENCE, "announced step 6");
+}
+
+#[test]
+fn calls_that_come_late_do_not_end_what_was_said_after_them() {
+    let mut rank = Watched::new();
+    rank.0.announced(5);
+    rank.0.begins(&planned(5));
+    // It has submitted all four phases and said that the step is done; then it saves.
+    rank.0.busy(Nanos::from_millis(9 * PATIENCE), rank.0.calls + 5);
+    (0..4).for_each(|_| rank.0.submitted());
+    rank.whole(5, 0..4);
+    rank.0.passed(5);
+    rank.0.done();
+    rank.due(9 * PATIENCE, "announced step 6");
+    rank.0.announced(6);
+    rank.0.begins(&planned(6));
+    rank.due(PATIENCE, "submitted step 6, layer 0, nano-batch 0, forward");
 }
 
 #[test]
@@ -227,7 +244,7 @@ fn a_slow_rank_is_told_of_once_until_it_moves_and_not_where_all_wait_for_one() {
     rank.0.moved();
     assert_eq!(slow(&mut rank, 1_000).len(), 1);
     // It has said for how long it is busy.
-    rank.0.busy(Nanos::from_millis(3_000));
+    rank.0.busy(Nanos::from_millis(3_000), rank.0.calls);
     assert!(slow(&mut rank, 2_800).is_empty());
     assert_eq!(slow(&mut rank, 200).len(), 1);
     // Its last phase is over, and the step is not.
@@ -239,19 +256,23 @@ fn a_slow_rank_is_told_of_once_until_it_moves_and_not_where_all_wait_for_one() {
 }
 
 #[test]
-fn who_leaves_a_step_that_it_has_announced_is_named_though_no_header_came() {
+fn who_leaves_is_named_with_the_call_that_is_due_but_after_its_last_step() {
     let mut rank = Watched::new();
-    assert_eq!(rank.0.leaves(), None, "it has announced nothing");
     let left = |rank: &Watched, due: &str| {
         let said = format!("rank 3 has left, and has not {due}");
         assert_eq!(rank.0.leaves(), Some(Stands::Left(said)));
     };
+    left(&rank, "announced step 5");
     rank.0.announced(5);
     left(&rank, "asked for step 5");
     rank.0.begins(&planned(5));
     left(&rank, "submitted step 5, layer 0, nano-batch 0, forward");
     rank.0.done();
-    assert_eq!(rank.0.leaves(), None, "what it has announced is over");
+    left(&rank, "announced step 6");
     rank.0.announced(6);
     left(&rank, "asked for step 6");
+    rank.0.begins(&planned(6));
+    rank.0.done();
+    rank.0.ends(7);
+    assert_eq!(rank.0.leaves(), None, "it was the last step");
 }

@@ -26,6 +26,8 @@ const EMPTY_WITHIN: u64 = 15 * SECOND;
 
 /// The conductor's process leaves so soon after the first trainer was told the end: 2 s of last words, and some turns.
 const LEAVES: u64 = 3 * SECOND;
+/// Whoever is cut off for less than that hears the last words.
+const MISSED_WORDS: u64 = SECOND / 2;
 
 impl World {
     /// A trainer was told how the job ends.
@@ -240,8 +242,8 @@ impl World {
         !self.endings.is_empty() && self.faults.list.iter().any(|it| sleeps(&it.1))
     }
 
-    /// Whether a trainer could not be told the end, which others heard at `first`: the conductor was killed just then, or it
-    /// left before nothing cut the two off from each other any more.
+    /// Whether a trainer could not be told the end, which others heard at `first`: the conductor was killed just then, or the two
+    /// were cut off from each other for a good part of the time in which it says its last words.
     fn is_untold(&self, life: Life, ending: &Ending, first: u64) -> bool {
         let heard_nothing =
             matches!(ending, Ending::Failed { reason, .. } if reason.contains("nothing heard"));
@@ -251,7 +253,7 @@ impl World {
         let net = self.net.borrow();
         let cut = net.cuts.iter().any(|it| {
             let between = it.ends == (conductor, life) || it.ends == (life, conductor);
-            between && it.since <= left && it.until + SECOND >= first
+            between && it.since <= left && it.until >= it.since.max(first) + MISSED_WORDS
         });
         heard_nothing && (killed || cut || self.has_slept(life))
     }
