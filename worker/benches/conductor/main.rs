@@ -1,6 +1,6 @@
 //! What a step costs the conductor as jobs are by default, KV heads apart: its IO thread, as it runs, but for sockets and the
-//! machines that its process has as any trainer has them; and its planning thread. The bar is for all of it; the making of the plans
-//! is told as a part.
+//! machines that its process has as any trainer has them; and its planning thread. Every process of the job plans the step and
+//! places its bundles; what is left is what only the conductor does. Both are told, each beside the bar.
 //!
 //! Steps of 512 trainers, 64 dedicated servers, 64 layers, 4 nano-batches and 200,000 documents, each with the lengths and the
 //! header of the next one while it runs; `CADRE_SCALE=32x8x4x2x2000` asks for another size. The third step counts, as one of a long
@@ -10,6 +10,7 @@
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
 
+mod begin;
 mod inputs;
 mod mute;
 
@@ -46,6 +47,7 @@ use cadre_worker::trace::Tracer;
 use rustix::time::{ClockId, clock_gettime};
 use xxhash_rust::xxh3::xxh3_64;
 
+use self::begin::begin;
 use self::inputs::{most_memory, told};
 use self::mute::Mute;
 
@@ -79,6 +81,8 @@ struct Took {
     io: Duration,
     /// The planning thread, all that it does.
     plan: Duration,
+    /// Of that what every process does: plans, transfer lists, shapes, digest, assignment.
+    every: Duration,
     /// Of that the making of the plans, without what is derived from them.
     search: Duration,
 }
@@ -108,19 +112,26 @@ impl Job {
 
     fn plan(&mut self, wanted: Wanted) {
         // Once more beside the clock, for what it costs alone.
-        let search = match &wanted {
+        let (search, every) = match &wanted {
             Wanted::Own(it, _) => {
                 let header = it.as_ref().clone().header();
                 let start = processor();
-                plans(&header).expect("documents fit the servers");
-                processor().saturating_sub(start)
+                let made = plans(&header).expect("documents fit the servers");
+                let search = processor().saturating_sub(start);
+                drop(made);
+                let start = processor();
+                let done = plan_thread::done(Wanted::Plan(Box::new(header)));
+                let every = processor().saturating_sub(start);
+                drop(done);
+                (search, every)
             }
-            _ => Duration::ZERO,
+            _ => (Duration::ZERO, Duration::ZERO),
         };
         let start = processor();
         let done = plan_thread::done(wanted);
         let whole = processor().saturating_sub(start);
         self.took.search += search;
+        self.took.every += every;
         self.took.plan += whole;
         self.handle.send(done);
     }
@@ -287,15 +298,19 @@ fn main() {
     let twice = run(size, nanos, 2 * documents).header;
     let ms = |it: Duration| it.as_secs_f64() * 1e3;
     let all = whole.io + whole.plan;
+    let own = all.saturating_sub(whole.every);
     println!(
-        "conductor of {text}, processor time of a step: {:.0} ms, bar {BAR_MILLIS} ms; IO thread {:.0} (lengths and header {:.1}, \
-         phases {:.0}), planning thread {:.0} (plans {:.0} of it); {rings} messages \
-         sent; {memory:.0} MiB, bar {BAR_MEBIBYTES} MiB; lengths and header of twice the documents: IO thread {:.1} ms",
+        "conductor of {text}, processor time of a step: {:.0} ms, of which only the conductor does {:.0}, bar {BAR_MILLIS} ms; IO \
+         thread {:.0} (lengths and header {:.1}, phases {:.0}), planning thread {:.0} (what every process plans {:.0} of it, plans \
+         {:.0} of that); {rings} messages sent; {memory:.0} MiB, bar {BAR_MEBIBYTES} MiB; lengths and header of twice the \
+         documents: IO thread {:.1} ms",
         ms(all),
+        ms(own),
         ms(whole.io),
         ms(header.io),
         ms(phases),
         ms(whole.plan),
+        ms(whole.every),
         ms(whole.search),
         ms(twice.io),
     );
@@ -307,10 +322,12 @@ fn main() {
     };
     let list = [
         case("processor of a step", ms(all), Some(BAR_MILLIS), "ms"),
+        case("of it what only the conductor does", ms(own), Some(BAR_MILLIS), "ms"),
         case("of it the IO thread", ms(whole.io), None, "ms"),
         case("of that lengths and header", ms(header.io), None, "ms"),
         case("the same of twice the documents", ms(twice.io), None, "ms"),
         case("of it the planning thread", ms(whole.plan), None, "ms"),
+        case("of that what every process plans", ms(whole.every), None, "ms"),
         case("of that the plans", ms(whole.search), None, "ms"),
         case("most memory", memory, Some(BAR_MEBIBYTES), "MiB"),
     ];
@@ -322,82 +339,4 @@ fn main() {
 
 fn encoded(said: &Said) -> Vec<u8> {
     postcard::to_stdvec(said).expect("words are plain data")
-}
-
-/// The conductor of a job whose trainers and servers are all there.
-fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
-    let draft = Draft {
-        trainers,
-        layers: Layers::alike(Kind::causal(Heads { query: 8, kv: 2, dim: 128 }), layers)
-            .expect("there is a layer"),
-        kv_heads: KvHeads::Apart,
-        wire: Wire::Bf16,
-        seed: 1,
-        numerics: "bench".into(),
-        reproducible: true,
-        placement: Placement::Pool,
-        costs: vec![Costs::default()],
-        tolerance: Tolerance::USUAL,
-        links: LinkMap::default(),
-        standby: Standby::No,
-        trainer_memory: 1 << 40,
-        replay: None,
-        header: None,
-        filled: Vec::new(),
-        memories: BTreeMap::new(),
-    };
-    let settings: JobSettings =
-        serde_json::from_str(include_str!("../../../testing/settings.json")).expect("a job's");
-    let settings = JobSettings { trainers, wire: Wire::Bf16, ..settings };
-    let nanos = Arc::<AtomicU64>::default();
-    let clock = Clock::counted(Instant::now(), Arc::clone(&nanos));
-    let waker = Waker::new().expect("an event counter");
-    let mute = Mute::new(waker.clone());
-    let mut shared = Shared::new(Peer::CONDUCTOR, (mute, clock), Tracer::off());
-    let mut conducting = Conducting::new(draft, Settings::default(), 0, &settings, Nanos(0));
-    let list: Vec<_> =
-        (0..trainers).map(|it| (PeerId::trainer(it, 0), "127.0.0.1:1".to_owned())).collect();
-    for (id, address) in &list {
-        shared.know(*id, address);
-    }
-    conducting.handle(&mut shared, Conducted::Trainers(list));
-    let offer = |index| Offer {
-        weight: 100,
-        home: None,
-        memory: Some(1 << 40),
-        member: Some(Member::Server { index, incarnation: 0, address: "127.0.0.1:1".into() }),
-        numerics: None,
-    };
-    let number = ViewNumber { term: 1, counter: 1 };
-    conducting.view(&mut shared, View { number, slots: (0..servers).map(offer).collect() });
-    let (handle, requests) = Handle::channel(waker.clone());
-    let (plans, wanted) = sync_channel(1);
-    let (controller, receiver) = sync_channel(1);
-    let reports = Arc::<AtomicUsize>::default();
-    let reported = Arc::clone(&reports);
-    let sender = Box::new(move |message: WorkerMessage| {
-        if matches!(message.message, Some(worker_message::Message::Progress(_))) {
-            reported.fetch_add(1, Ordering::Relaxed);
-        }
-        Ok(())
-    });
-    let (main, told) = notices(waker);
-    let lines = Lines {
-        requests,
-        plans,
-        control: Control { sender, receiver },
-        outlets: Outlets { main, rescue: None, interrupt: None },
-    };
-    Job {
-        io: Io::new(shared, (None, None, Some(conducting)), lines),
-        wanted,
-        handle,
-        nanos,
-        reports,
-        said: BTreeMap::new(),
-        publications: 0,
-        took: Took::default(),
-        events: Vec::new(),
-        _lines: (controller, told),
-    }
 }
