@@ -63,8 +63,10 @@ impl Hostile {
             let rank = format!("rank {}", id.index);
             reason.contains(&format!("{} {}", id.role, id.index)) || reason.contains(&rank)
         };
-        // Who has reset its lane of the conductor's words hears no end; who waits for it in the all-reduce stands still.
-        let deaf = reason.contains("nothing heard") && self.speaks_for(PeerId::trainer(0, 0));
+        // Who has reset its lane of the conductor's words hears no end, and who was told other addresses in the conductor's name
+        // reaches nobody; who waits for it in the all-reduce stands still.
+        let deaf = ["nothing heard", " dead;"].iter().any(|it| reason.contains(it))
+            && self.speaks_for(PeerId::trainer(0, 0));
         let waits = reason.contains("has not said that step");
         self.voices.iter().any(names)
             || reason.contains(LIE)
