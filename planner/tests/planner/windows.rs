@@ -21,7 +21,7 @@ const K: u32 = 1_024;
 /// Bytes of a plan over those of its construct.
 const MOST: f64 = 1.03;
 /// The same where the construct finishes later than 1.002 of the mean, and the plan earlier than it.
-const UNEVEN: f64 = 1.1;
+const UNEVEN: f64 = 2.0;
 /// The last finish over the mean.
 const EVEN: f64 = 1.002;
 /// The earliest finish of cuts of a line is searched to less than this.

@@ -1,6 +1,30 @@
 //! The job of the bench, before its first step: its trainers and servers are known, and nothing was said.
 
-use super::*;
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::time::Instant;
+
+use cadre_control::Settings as JobSettings;
+use cadre_control::proto::{WorkerMessage, worker_message};
+use cadre_crds::Wire;
+use cadre_exchange::{PeerId, Waker};
+use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
+use cadre_protocol::{Nanos, Peer, Settings};
+use cadre_step::conduct::decisions::Event as Conducted;
+use cadre_step::conduct::{Draft, Offer, Standby, View};
+use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
+use cadre_step::layers::{Kind, Layers};
+use cadre_worker::io::clock::Clock;
+use cadre_worker::io::conducting::Conducting;
+use cadre_worker::io::queues::notices;
+use cadre_worker::io::shared::Shared;
+use cadre_worker::io::{Control, Handle, Io, Lines, Outlets};
+use cadre_worker::trace::Tracer;
+
+use super::mute::Mute;
+use super::{Job, Took};
 
 /// The conductor of a job whose trainers and servers are all there.
 pub(super) fn begin(trainers: u16, servers: u16, layers: u16) -> Job {
