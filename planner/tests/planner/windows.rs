@@ -18,9 +18,11 @@ use crate::seeds::first_seeds;
 
 const TILE: u32 = 128;
 const K: u32 = 1_024;
-/// Bytes of a plan over those of its construct.
+/// Bytes of a plan over those of its construct; the same of fresh draws with slots in place, of which one in 200 has up to 1.05.
 const MOST: f64 = 1.03;
-/// The same where the construct finishes later than 1.002 of the mean, and the plan earlier than it.
+const IN_PLACE: f64 = 1.06;
+/// The same where the construct finishes later than 1.002 of the mean, and the plan earlier than it: each cut that makes a plan even
+/// brings a halo of its own. Of 480 fresh draws 3 had more than 1.1.
 const UNEVEN: f64 = 2.0;
 /// The last finish over the mean.
 const EVEN: f64 = 1.002;
@@ -187,7 +189,13 @@ fn behind(name: &str, problem: &Problem) -> Option<String> {
     // Slots in place may have more keys for fewer queries.
     let is_pool = problem.slots.iter().all(|it| it.home.is_none());
     // A construct that is less even needs fewer cuts.
-    let most = if known.max_over_mean > even.max(EVEN) { UNEVEN } else { MOST };
+    let most = if known.max_over_mean > even.max(EVEN) {
+        UNEVEN
+    } else if is_pool {
+        MOST
+    } else {
+        IN_PLACE
+    };
     let is_worse = ratio > most || (is_pool && keys > most);
     (is_worse || even > known.max_over_mean.max(EVEN) + ROUNDING).then_some(text)
 }
