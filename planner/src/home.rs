@@ -12,7 +12,7 @@ use crate::{Cuts, DocumentId, Error, Plan, Problem, RankId, SlotId};
 /// Plans every query row onto the slot in place at its rank, for `--attention local`.
 ///
 /// Of several slots at one rank the first is taken, standby or not. Rows of one document that a
-/// rank holds in several stretches become one bundle.
+/// rank holds in several stretches become one bundle, unless there is a gap between their keys.
 ///
 /// # Errors
 ///
@@ -29,7 +29,7 @@ pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
     for of_one in bundles.chunk_by(|one, next| (one.0, one.1) == (next.0, next.1)) {
         let (slot, document, _) = of_one[0];
         let rows = of_one.iter().map(|it| it.2.clone());
-        draft.bundle(slot, document, problem.all_heads(), rows);
+        draft.rows(slot, document, &problem.all_heads(), rows);
     }
     draft.finish(problem.digest(), Cuts::RankEdges)
 }

@@ -237,7 +237,7 @@ impl<'a> Bins<'a> {
             let heads = self.heads_of_bundle(document, group);
             for first in group.heads.clone().step_by(heads.into()) {
                 let heads = first..group.heads.end.min(first + heads);
-                draft.bundle(bin.id, document, heads, group.rows.iter().cloned());
+                draft.rows(bin.id, document, &heads, group.rows.iter().cloned());
             }
         };
         let mut whole =

@@ -15,9 +15,9 @@ impl Plan {
     /// # Guarantees
     ///
     /// * Every row of every KV head of every document is computed exactly once.
-    /// * Tasks are in the order (bundle, rows), bundles in the order (slot, document, KV heads);
-    ///   head groups of one document in one slot do not overlap.
-    /// * Keys are those of the mask, and a bundle's keys the hull of its tasks'.
+    /// * Tasks are in the order (bundle, rows), bundles in the order (slot, document, KV heads, keys);
+    ///   head groups of one document in one slot do not overlap, nor do keys of one group.
+    /// * Keys are those of the mask, and a bundle's keys those of its tasks, without a gap.
     /// * Cuts are where [`Plan::cuts`] says; a standby slot has work only in a plan at home.
     /// * No slot has rows or keys of a rank that it cannot reach.
     /// * Every slot's memory holds two phases of its work and the largest bundle of the plan.
@@ -75,21 +75,28 @@ impl Plan {
                 return refuse("its tasks do not follow those of the bundle before");
             }
             next = tasks.end;
-            let (needed, in_order) = self.keys_and_order(id);
+            let Needed { keys: needed, is_in_order, has_gap } = self.needed(id);
             if *keys != needed {
                 return refuse("its keys are not those of its tasks");
             }
-            if !in_order {
+            if !is_in_order {
                 return refuse("its tasks are not in row order");
             }
+            if has_gap {
+                return refuse("it has keys between those of its tasks");
+            }
             if let Some(before) = last {
-                let place = |it: &Bundle| (it.slot, it.document, it.kv_heads.start);
-                let together = (before.slot, before.document) == (*slot, *document);
+                let place = |it: &Bundle| (it.slot, it.document, it.kv_heads.start, it.keys.start);
+                let is_together = (before.slot, before.document) == (*slot, *document);
                 if place(before) >= place(bundle) {
                     return refuse("it is not behind the bundle before");
                 }
-                if together && before.kv_heads.end > kv_heads.start {
-                    return refuse("its kv heads overlap those of the bundle before");
+                if is_together && before.kv_heads != *kv_heads {
+                    if before.kv_heads.end > kv_heads.start {
+                        return refuse("its kv heads overlap those of the bundle before");
+                    }
+                } else if is_together && before.keys.end >= keys.start {
+                    return refuse("its keys touch those of the bundle before");
                 }
             }
             last = Some(bundle);
@@ -101,15 +108,17 @@ impl Plan {
         Ok(())
     }
 
-    /// Smallest range that holds the keys of a bundle's tasks, and whether these are in row order.
-    fn keys_and_order(&self, bundle: BundleId) -> (Range<u32>, bool) {
-        let (mut first, mut end, mut in_order, mut row) = (u32::MAX, 0, true, 0);
+    /// What the tasks of a bundle say of it.
+    fn needed(&self, bundle: BundleId) -> Needed {
+        let (mut first, mut end, mut row) = (u32::MAX, 0, 0);
+        let (mut is_in_order, mut has_gap) = (true, false);
         for it in self.tasks_of(bundle) {
+            has_gap |= first <= end && it.keys.start > end;
             (first, end) = (first.min(it.keys.start), end.max(it.keys.end));
-            in_order &= row <= it.rows.start;
+            is_in_order &= row <= it.rows.start;
             row = it.rows.end;
         }
-        (first..end, in_order)
+        Needed { keys: first..end, is_in_order, has_gap }
     }
 
     /// Checks the tasks of a bundle, each for itself.
@@ -217,6 +226,16 @@ impl Plan {
         }
         (order, firsts)
     }
+}
+
+/// What a bundle has to be, by its tasks.
+struct Needed {
+    /// Smallest range that holds the keys of all tasks.
+    keys: Range<u32>,
+    /// Whether the tasks are in row order.
+    is_in_order: bool,
+    /// Whether some task has only keys behind those of all tasks before it.
+    has_gap: bool,
 }
 
 /// The end of ranges that follow each other from 0, or the first row that is missing or twice.

@@ -4,7 +4,7 @@
 //! order, its digest, loads and certificate.
 //!
 //! What others rely on is what `check` states: every row of every KV head once, cuts on
-//! tiles, one bundle per document and head group in a slot, memory within every slot's.
+//! tiles, every key once per head and slot, memory within every slot's.
 //! Who executes a bundle at the moment is not part of a plan, see [`crate::Assignment`].
 
 use std::ops::Range;
@@ -42,8 +42,9 @@ pub struct Task {
     pub bundle: BundleId,
 }
 
-/// All tasks of one document and KV-head group in one slot: the backward unit of work, and what
-/// moves when a slot is lost.
+/// Tasks of one document and KV-head group in one slot whose keys touch: the backward unit of work,
+/// and what moves when a slot is lost. Under a window a slot may have several of one document and
+/// group; no two of them have a key in common.
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 pub struct Bundle {
     /// The document.
@@ -54,7 +55,7 @@ pub struct Bundle {
     pub slot: SlotId,
     /// Its tasks, as indices into [`Plan::tasks`]; never empty.
     pub tasks: Range<u32>,
-    /// Smallest contiguous range that holds the keys of all its tasks.
+    /// Keys of its tasks, without a gap.
     pub keys: Range<u32>,
 }
 
@@ -77,7 +78,7 @@ pub struct Plan {
     bounds: Bounds,
 }
 
-/// A plan being written, bundle by bundle in the order (slot, document, first KV head).
+/// A plan being written in the order (slot, document, first KV head, first row).
 pub(crate) struct Draft<'a> {
     problem: &'a Problem,
     tasks: Vec<Task>,
@@ -91,29 +92,36 @@ impl<'a> Draft<'a> {
         Self { problem, tasks, bundles }
     }
 
-    /// Adds a bundle of rows that are ascending, disjoint and not touching.
-    pub(crate) fn bundle(
+    /// Adds rows of a slot that are ascending, disjoint and not touching: a bundle of those whose keys touch, and further ones behind
+    /// each gap between keys.
+    pub(crate) fn rows(
         &mut self,
         slot: SlotId,
         document: DocumentId,
-        kv_heads: Range<u16>,
+        kv_heads: &Range<u16>,
         rows: impl IntoIterator<Item = Range<u32>>,
     ) {
-        let bundle = BundleId(self.bundles.len() as u32);
-        let first = self.tasks.len();
         let Document { rows: whole, mask } = self.problem.document(document);
-        for rows in rows {
-            for rows in self.problem.costs.tasks(rows) {
-                let keys = mask.keys(whole, rows.clone());
-                self.tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle });
+        let mut open: Option<Bundle> = None;
+        for rows in rows.into_iter().flat_map(|rows| self.problem.costs.tasks(rows)) {
+            let keys = mask.keys(whole, rows.clone());
+            // Both ends of the keys move only upwards with the rows.
+            if let Some(done) = open.take_if(|it| it.keys.end < keys.start) {
+                self.bundles.push(done);
             }
+            let bundle = BundleId(self.bundles.len() as u32);
+            let at = self.tasks.len() as u32;
+            let it = open.get_or_insert_with(|| Bundle {
+                document,
+                kv_heads: kv_heads.clone(),
+                slot,
+                tasks: at..at,
+                keys: keys.clone(),
+            });
+            (it.tasks.end, it.keys.end) = (at + 1, it.keys.end.max(keys.end));
+            self.tasks.push(Task { document, rows, keys, kv_heads: kv_heads.clone(), bundle });
         }
-        // The keys of a mask only move upwards with the rows, so the first and the last task bound
-        // the keys of all.
-        let tasks = &self.tasks[first..];
-        let keys = hull(tasks.first().into_iter().chain(tasks.last()).map(|it| &it.keys));
-        let tasks = first as u32..self.tasks.len() as u32;
-        self.bundles.push(Bundle { document, kv_heads, slot, tasks, keys });
+        self.bundles.extend(open);
     }
 
     /// The plan, checked.
@@ -145,7 +153,7 @@ impl Plan {
         &self.tasks
     }
 
-    /// All bundles, by slot, document, first KV head.
+    /// All bundles, by slot, document, first KV head, first key.
     pub fn bundles(&self) -> &[Bundle] {
         &self.bundles
     }

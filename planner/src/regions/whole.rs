@@ -38,8 +38,8 @@ pub(crate) fn plan_all(problem: &Problem, digest: u64, slots: u32) -> Result<Pla
     for (slot, document, _, at, bundle) in order {
         let plan = &made[at as usize].1;
         let bundle = BundleId(bundle);
-        let heads = plan.bundles()[bundle.0 as usize].kv_heads.clone();
-        draft.bundle(slot, document, heads, plan.runs_of(bundle).map(|it| it.rows));
+        let heads = &plan.bundles()[bundle.0 as usize].kv_heads;
+        draft.rows(slot, document, heads, plan.runs_of(bundle).map(|it| it.rows));
     }
     draft.finish(digest, Cuts::Tiles)
 }

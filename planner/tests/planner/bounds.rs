@@ -75,21 +75,32 @@ fn count(problem: &Problem, tiles: &[Tile], owners: &[usize]) -> Way {
                 if mine.is_empty() {
                     continue;
                 }
-                let rows: u64 = mine.iter().map(|it| u64::from(it.end - it.start)).sum();
                 let pairs: u64 =
                     mine.iter().map(|it| whole.mask.pairs(whole.rows, (*it).clone())).sum();
                 let overhead = u64::from(problem.costs.tile) * mine.len() as u64;
                 loads[slot] += (pairs + overhead) * group * kv;
-                let needed = mine.iter().map(|it| whole.mask.keys(whole.rows, (*it).clone()));
-                let keys = needed.reduce(|a, b| a.start.min(b.start)..a.end.max(b.end)).unwrap();
-                let key_rows = u64::from(keys.end - keys.start);
+                // Tiles whose keys touch are one bundle.
+                let mut bundles: Vec<(u64, Range<u32>)> = Vec::new();
+                for it in &mine {
+                    let keys = whole.mask.keys(whole.rows, (*it).clone());
+                    let rows = u64::from(it.end - it.start);
+                    match bundles.last_mut().filter(|last| keys.start <= last.1.end) {
+                        Some(last) => {
+                            *last = (last.0 + rows, last.1.start..last.1.end.max(keys.end));
+                        }
+                        None => bundles.push((rows, keys)),
+                    }
+                }
                 let (query, key, statistic) =
                     (element * group * dim * kv, 2 * element * dim * kv, 4 * group * kv);
-                let forward = key_rows * key + rows * (2 * query + statistic);
-                let backward = key_rows * (key + 8 * dim * kv) + rows * (3 * query + 2 * statistic);
-                phases[slot].0 += forward;
-                phases[slot].1 += backward;
-                largest = largest.max(forward.max(backward));
+                for (rows, keys) in &bundles {
+                    let keys = u64::from(keys.end - keys.start);
+                    let forward = keys * key + rows * (2 * query + statistic);
+                    let backward = keys * (key + 8 * dim * kv) + rows * (3 * query + 2 * statistic);
+                    phases[slot].0 += forward;
+                    phases[slot].1 += backward;
+                    largest = largest.max(forward.max(backward));
+                }
                 let mut carry = |rows: Range<u32>, out: [u64; 2], back: [u64; 2]| {
                     for it in problem.layout.locate(document, rows) {
                         let (rank, rows) =
@@ -110,7 +121,9 @@ fn count(problem: &Problem, tiles: &[Tile], owners: &[usize]) -> Way {
                 for rows in mine {
                     carry(rows.clone(), [query, 2 * (query + statistic)], back);
                 }
-                carry(keys, [key, key], [0, 8 * dim * kv]);
+                for (_, keys) in bundles {
+                    carry(keys, [key, key], [0, 8 * dim * kv]);
+                }
             }
         }
     }

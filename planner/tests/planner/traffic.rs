@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cadre_planner::{
     Costs, Mask, Plan, Problem, Pull, Pulls, SlotId, Traffic, least, memory_of_slot, plan,
+    plan_at_home,
 };
 use proptest::prelude::*;
 
@@ -24,20 +25,37 @@ fn counts(pulls: &[Pull]) -> Counts {
     counts
 }
 
-/// What a slot lacks, by the plan: of the query side, and of keys.
+/// Whether a row keeps a key of its document.
+fn keeps(mask: Mask, row: u32, key: u32) -> bool {
+    match mask {
+        Mask::Causal => key <= row,
+        Mask::Full => true,
+        Mask::Window { left } => key <= row && row - key <= left,
+    }
+}
+
+/// What a slot lacks for the rows that the plan gives it, by the masks alone: of the query side, and of keys.
 fn lacks(problem: &Problem, plan: &Plan, slot: SlotId) -> (Counts, Counts) {
     let home = problem.slots[slot.0 as usize].home;
     let (mut queries, mut keys) = (Counts::new(), Counts::new());
-    for (_, bundle) in plan.bundles_of(slot) {
-        let tasks = plan.tasks().iter().filter(|it| plan.bundle(it.bundle) == Some(bundle));
-        let mut rows: Vec<u32> = tasks.flat_map(|it| it.rows.clone()).collect();
-        rows.sort_unstable();
-        for (counts, rows) in [(&mut queries, rows), (&mut keys, bundle.keys.clone().collect())] {
-            for row in rows {
-                let at = problem.layout.locate(bundle.document, row..row + 1).next().unwrap();
+    for (bundle, of) in plan.bundles_of(slot) {
+        let whole = problem.layout.documents()[of.document.0 as usize];
+        let rows: Vec<u32> = plan.tasks_of(bundle).iter().flat_map(|it| it.rows.clone()).collect();
+        // Keys that some row keeps: of those at or behind a key the first keeps it if any does, but under a full mask.
+        let is_kept = |key: &u32| match whole.mask {
+            Mask::Full => true,
+            Mask::Causal | Mask::Window { .. } => {
+                let next = rows.partition_point(|row| row < key);
+                rows.get(next).is_some_and(|row| keeps(whole.mask, *row, *key))
+            }
+        };
+        let kept: Vec<u32> = (0..whole.rows).filter(is_kept).collect();
+        for (counts, rows) in [(&mut queries, &rows), (&mut keys, &kept)] {
+            for &row in rows {
+                let at = problem.layout.locate(of.document, row..row + 1).next().unwrap();
                 if Some(at.rank) != home {
-                    for head in bundle.kv_heads.clone() {
-                        counts.insert((bundle.document.0, row, head), 1);
+                    for head in of.kv_heads.clone() {
+                        counts.insert((of.document.0, row, head), 1);
                     }
                 }
             }
@@ -46,38 +64,55 @@ fn lacks(problem: &Problem, plan: &Plan, slot: SlotId) -> (Counts, Counts) {
     (queries, keys)
 }
 
+/// Bytes of the inputs and results of a phase backward, and of one forward, by what a slot computes and the masks.
+fn phases(problem: &Problem, plan: &Plan, slot: SlotId) -> [u64; 2] {
+    let nowhere = Problem { slots: vec![dedicated(100); problem.slots.len()], ..problem.clone() };
+    let (queries, keys) = lacks(&nowhere, plan, slot);
+    let (queries, keys) = (queries.len() as u64, keys.len() as u64);
+    let row = u64::from(problem.heads.dim) * u64::from(problem.element_bytes);
+    let group = u64::from(problem.heads.query / problem.heads.kv);
+    let key = 2 * row;
+    [
+        keys * (key + 8 * u64::from(problem.heads.dim)) + queries * group * (3 * row + 8),
+        keys * key + queries * group * (2 * row + 4),
+    ]
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
 
     #[test]
     fn every_row_that_a_slot_lacks_is_pulled_once(problem in problems(Just(PLENTY))) {
-        let plan = plan(&problem).unwrap();
-        let pulls = Pulls::of(&problem, &plan);
-        let (mut queries, mut keys) = (0, 0);
-        for slot in (0..problem.slots.len() as u32).map(SlotId) {
-            let lacks = lacks(&problem, &plan, slot);
-            prop_assert_eq!(&counts(pulls.queries_of(slot)), &lacks.0);
-            prop_assert_eq!(&counts(pulls.keys_of(slot)), &lacks.1);
-            queries += lacks.0.len() as u64;
-            keys += lacks.1.len() as u64;
-            for it in pulls.queries_of(slot).iter().chain(pulls.keys_of(slot)) {
-                let piece = problem.layout.locate(it.document, it.rows.clone()).next().unwrap();
-                prop_assert_eq!((piece.rank, piece.local, piece.rows), (it.rank, it.local.clone(), it.rows.clone()));
+        for plan in [plan(&problem), plan_at_home(&problem)].into_iter().flatten() {
+            let pulls = Pulls::of(&problem, &plan);
+            let (mut queries, mut keys) = (0, 0);
+            for slot in (0..problem.slots.len() as u32).map(SlotId) {
+                let lacks = lacks(&problem, &plan, slot);
+                prop_assert_eq!(&counts(pulls.queries_of(slot)), &lacks.0);
+                prop_assert_eq!(&counts(pulls.keys_of(slot)), &lacks.1);
+                queries += lacks.0.len() as u64;
+                keys += lacks.1.len() as u64;
+                for it in pulls.queries_of(slot).iter().chain(pulls.keys_of(slot)) {
+                    let piece = problem.layout.locate(it.document, it.rows.clone()).next().unwrap();
+                    prop_assert_eq!((piece.rank, piece.local, piece.rows), (it.rank, it.local.clone(), it.rows.clone()));
+                }
+                let phase = phases(&problem, &plan, slot).into_iter().max().unwrap();
+                prop_assert_eq!(memory_of_slot(&problem, &plan, slot).phase, phase);
             }
-        }
-        let Traffic { forward, backward } = Traffic::of(&problem, &plan);
-        let heads = problem.heads;
-        let row = u64::from(heads.dim) * u64::from(problem.element_bytes);
-        let group = u64::from(heads.query / heads.kv);
-        prop_assert_eq!(forward.queries, queries * row * group);
-        prop_assert_eq!((forward.keys, backward.keys), (keys * 2 * row, keys * 2 * row));
-        prop_assert_eq!(forward.results, queries * group * (row + 4));
-        prop_assert_eq!(backward.queries, queries * group * (2 * row + 8));
-        prop_assert_eq!(backward.results, queries * group * row + keys * 8 * u64::from(heads.dim));
-        for flow in [forward, backward] {
-            let sum = |of: fn(&cadre_planner::Place) -> u64| flow.places.iter().map(of).sum::<u64>();
-            prop_assert_eq!(sum(|it| it.sent()), flow.queries + flow.keys + flow.results);
-            prop_assert_eq!(sum(|it| it.received()), flow.queries + flow.keys + flow.results);
+            let Traffic { forward, backward } = Traffic::of(&problem, &plan);
+            let heads = problem.heads;
+            let row = u64::from(heads.dim) * u64::from(problem.element_bytes);
+            let group = u64::from(heads.query / heads.kv);
+            prop_assert_eq!(forward.queries, queries * row * group);
+            prop_assert_eq!((forward.keys, backward.keys), (keys * 2 * row, keys * 2 * row));
+            prop_assert_eq!(forward.results, queries * group * (row + 4));
+            prop_assert_eq!(backward.queries, queries * group * (2 * row + 8));
+            prop_assert_eq!(backward.results, queries * group * row + keys * 8 * u64::from(heads.dim));
+            for flow in [forward, backward] {
+                let sum = |of: fn(&cadre_planner::Place) -> u64| flow.places.iter().map(of).sum::<u64>();
+                prop_assert_eq!(sum(|it| it.sent()), flow.queries + flow.keys + flow.results);
+                prop_assert_eq!(sum(|it| it.received()), flow.queries + flow.keys + flow.results);
+            }
         }
     }
 

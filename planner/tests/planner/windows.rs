@@ -112,6 +112,7 @@ fn counted(problem: &Problem, plan: &Plan) -> Rows {
     let mut rows = Rows::default();
     for (bundle, it) in (0..).map(BundleId).zip(plan.bundles()) {
         let document = layout.documents()[it.document.0 as usize];
+        // Where the keys end that the rows so far keep: no key may be between two rows that none of them keeps.
         let mut kept: Option<Range<u32>> = None;
         for task in plan.tasks_of(bundle) {
             rows.queries += away(problem, it.slot.0 as usize, it.document.0, task.rows.clone())
@@ -124,6 +125,7 @@ fn counted(problem: &Problem, plan: &Plan) -> Rows {
                 };
                 assert!(task.keys.start <= first && end <= task.keys.end, "{task:?}, row {row}");
                 let all = kept.get_or_insert(first..end);
+                assert!(first <= all.end, "{it:?} has keys that no row keeps before row {row}");
                 *all = all.start.min(first)..all.end.max(end);
                 for head in it.kv_heads.clone() {
                     done[it.document.0 as usize][row as usize * heads + usize::from(head)] += 1;
