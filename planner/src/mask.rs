@@ -48,6 +48,44 @@ impl Mask {
         }
     }
 
+    /// The keys of ascending runs of rows, none of them empty: as ascending ranges that do not touch, each with the number of rows
+    /// that it is for.
+    pub(crate) fn unions(
+        self,
+        document_rows: u32,
+        runs: &[Range<u32>],
+    ) -> impl Iterator<Item = (u64, Range<u32>)> {
+        let keys =
+            runs.iter().map(move |it| (it.len() as u64, self.keys(document_rows, it.clone())));
+        let mut keys = keys.peekable();
+        std::iter::from_fn(move || {
+            let (mut rows, mut all) = keys.next()?;
+            while let Some((more, next)) = keys.next_if(|it| it.1.start <= all.end) {
+                rows += more;
+                all.end = all.end.max(next.end);
+            }
+            Some((rows, all))
+        })
+    }
+
+    /// Keys of some rows that the runs around them do not keep: the last run `before` the rows and the first one `behind` them.
+    ///
+    /// Both ends of the keys move only upwards with the rows. So what `before` keeps holds all keys of the rows up to its end that
+    /// any earlier run keeps, and what `behind` keeps all from its start that any later run keeps.
+    pub(crate) fn fresh(
+        self,
+        document_rows: u32,
+        rows: Range<u32>,
+        before: Option<Range<u32>>,
+        behind: Option<Range<u32>>,
+    ) -> Range<u32> {
+        let own = self.keys(document_rows, rows);
+        let first = before.map_or(0, |it| self.keys(document_rows, it).end);
+        let end = behind.map_or(u32::MAX, |it| self.keys(document_rows, it).start);
+        let first = own.start.max(first);
+        first..own.end.min(end).max(first)
+    }
+
     /// Pairs kept by the rows before `row`. Below 2^48, since a document has at most 2^24 rows.
     fn pairs_before(self, document_rows: u32, row: u32) -> u64 {
         let triangle = |n: u64| n * (n + 1) / 2;

@@ -304,19 +304,52 @@ impl<'a> Bins<'a> {
         groups.iter().map(cost).sum()
     }
 
-    /// Keys that rows of a document need, without holes.
-    pub(super) fn keys(&self, document: DocumentId, rows: &[Range<u32>]) -> Range<u32> {
-        self.keys_of(document, rows.iter().cloned())
-    }
-
-    /// As [`Self::keys`], for ranges of which some may be empty.
-    pub(super) fn keys_of(
+    /// Keys that ascending rows of a document need, as ascending ranges that do not touch.
+    pub(super) fn keys(
         &self,
         document: DocumentId,
-        rows: impl Iterator<Item = Range<u32>>,
-    ) -> Range<u32> {
+        rows: &[Range<u32>],
+    ) -> impl Iterator<Item = Range<u32>> {
+        self.bundles(document, rows).map(|it| it.1)
+    }
+
+    /// Number of rows, and keys, of the bundles that ascending rows of a document are.
+    pub(super) fn bundles(
+        &self,
+        document: DocumentId,
+        rows: &[Range<u32>],
+    ) -> impl Iterator<Item = (u64, Range<u32>)> {
         let whole = self.problem.document(document);
-        let keys = rows.filter(|it| !it.is_empty()).map(|it| whole.mask.keys(whole.rows, it));
-        keys.reduce(|all, it| all.start.min(it.start)..all.end.max(it.end)).unwrap_or(0..0)
+        whole.mask.unions(whole.rows, rows)
+    }
+
+    /// Keys that a bin needs more when it gets rows of a document beside ascending others that it holds.
+    pub(super) fn keys_of_more(
+        &self,
+        document: DocumentId,
+        held: &[Range<u32>],
+        rows: &Range<u32>,
+    ) -> Range<u32> {
+        let at = held.partition_point(|it| it.end <= rows.start);
+        let before = held[..at].last().cloned();
+        let whole = self.problem.document(document);
+        whole.mask.fresh(whole.rows, rows.clone(), before, held.get(at).cloned())
+    }
+
+    /// Keys that a bin needs no more when it loses rows of a document that are among ascending ones that it holds.
+    pub(super) fn keys_of_less(
+        &self,
+        document: DocumentId,
+        held: &[Range<u32>],
+        rows: &Range<u32>,
+    ) -> Range<u32> {
+        let at = held.partition_point(|it| it.end <= rows.start);
+        let run = &held[at];
+        let head = run.start..rows.start;
+        let tail = rows.end..run.end;
+        let before = if head.is_empty() { held[..at].last().cloned() } else { Some(head) };
+        let behind = if tail.is_empty() { held.get(at + 1).cloned() } else { Some(tail) };
+        let whole = self.problem.document(document);
+        whole.mask.fresh(whole.rows, rows.clone(), before, behind)
     }
 }

@@ -202,8 +202,7 @@ impl<'a> Search<'a> {
             if tile.cost > room || (0..bin).any(is_same) {
                 continue;
             }
-            let held = &way.held[bin];
-            let more = held.hull(&tile.keys[bin]).bytes() - held.bytes();
+            let more = way.held[bin].more(&tile.keys[bin]);
             options.push((if self.any { room.into() } else { tile.queries[bin] + more }, bin));
         }
         options.sort_unstable();
@@ -286,5 +285,44 @@ mod tests {
         }
         println!("{all} tiles put with equal links, {known} with links that differ");
         assert!(known <= 2 * all.max(40 * 1_000), "{known} tiles put, with equal links {all}");
+    }
+
+    /// Two slots of which one is at home, six tiles of documents under windows, causal and full masks.
+    #[test]
+    fn the_search_counts_what_bins_pull() {
+        let slot = |home| Slot { weight: 100, head_start: 0, home, memory: 1 << 50 };
+        for left in [0, 50, 127, 128, 200, 300] {
+            for other in [Mask::Causal, Mask::Full, Mask::Window { left: 10 }] {
+                let masks = [Mask::Window { left }, other];
+                let documents = [500, 200].into_iter().zip(masks);
+                let documents = documents.map(|(rows, mask)| Document { rows, mask }).collect();
+                let problem = Problem {
+                    layout: Layout::end_to_end(documents, 300).unwrap(),
+                    slots: vec![slot(Some(RankId(1))), slot(None), slot(Some(RankId(0)))],
+                    ..problem(1, Links::equal())
+                };
+                let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
+                let others = place_at_home(&mut bins, &std::collections::BTreeSet::new());
+                fill(&mut bins, others).unwrap();
+                let tiles = tiles_of(&bins);
+                let search = |by: u64, least| Search::new(&bins, &tiles, by, Some(least)).run().0;
+                for more in [0, bins.level / 8, bins.level] {
+                    let by = finish(&bins) + more;
+                    let owners = search(by, i128::MAX).unwrap();
+                    let mut best = bins.clone();
+                    for bin in 0..best.all.len() {
+                        for span in best.spans(bin, usize::MAX) {
+                            best.take(bin, &span);
+                        }
+                    }
+                    for (tile, owner) in tiles.iter().zip(owners) {
+                        best.put(owner.into(), &tile.span);
+                    }
+                    let bytes = Prices::of(&best).of_all(&best);
+                    assert_eq!(search(by, bytes), None, "{masks:?}: fewer than {bytes} bytes");
+                    assert!(search(by, bytes + 1).is_some(), "{masks:?}: more than {bytes} bytes");
+                }
+            }
+        }
     }
 }

@@ -90,6 +90,17 @@ impl Items {
         }
         let low = first + tiles.trailing_zeros() as usize;
         let high = first + tiles.ilog2() as usize;
-        self.all[high].until[bin] - self.all[low].before[bin]
+        let (before, until) =
+            (|at: usize| self.all[at].before[bin], |at: usize| self.all[at].until[bin]);
+        if before(high) <= until(low) {
+            // No two tiles have keys between those of both.
+            return until(high) - before(low);
+        }
+        let (mut bytes, mut end) = (0, before(low));
+        for at in (low..=high).filter(|at| tiles >> (at - first) & 1 == 1) {
+            bytes += until(at) - before(at).max(end);
+            end = until(at);
+        }
+        bytes
     }
 }

@@ -4,8 +4,8 @@
 //! that is better.
 //!
 //! A row under a window needs the keys of its window alone, so a run of rows brings its own keys and one **halo** before them. What
-//! is cheap under a causal mask is not here: a tile far from the others of its document brings all keys between, since a bundle's
-//! keys are one range. So all rows are laid end to end, document after document, and cut where slots are full:
+//! is cheap under a causal mask is not here: a tile far from the others of its document brings a halo of its own. So all rows are
+//! laid end to end, document after document, and cut where slots are full:
 //!
 //! * all heads together, with the slots that stand in place next to the rows of their ranks;
 //! * or the rows of ranks stay there as far as the slot has room, and the rest is cut, under one KV head after the other where

@@ -188,7 +188,7 @@ fn held_of(bins: &Bins<'_>, groups: &[Group], document: DocumentId, kv: &Range<u
     let mut heads = 0;
     let ends = shared.map(|it| {
         heads += it.heads.end.min(kv.end) - it.heads.start.max(kv.start);
-        bins.keys(document, &it.rows).end
+        bins.keys(document, &it.rows).last().map_or(0, |keys| keys.end)
     });
     let end = ends.min().unwrap_or(0);
     if usize::from(heads) == kv.len() { end } else { 0 }

@@ -14,7 +14,6 @@ use std::ops::Range;
 use super::bins::Bins;
 use super::groups::Span;
 use super::prices::Prices;
-use crate::plan::hull;
 use crate::{DocumentId, Mask, RankId};
 
 /// Where heads may part: work, in levels, from which a document that lies whole at one rank may
@@ -102,31 +101,35 @@ fn at_home(
     document: DocumentId,
 ) -> Option<f64> {
     let problem = bins.problem;
-    let mut keys: BTreeMap<usize, (Range<u32>, u64)> = BTreeMap::new();
+    let mut held: BTreeMap<usize, (Vec<Range<u32>>, u64)> = BTreeMap::new();
     let (mut moves, mut rows) = (0, 0);
     for piece in problem.layout.pieces_of_document(document) {
         let work = problem.cost(document, &problem.all_heads(), &piece.rows);
         if let Some(bin) = homes.get(&piece.rank) {
-            let needed = bins.keys(document, std::slice::from_ref(&piece.rows));
-            let at = keys.entry(*bin).or_insert((0..0, 0));
-            at.0 = if at.0.is_empty() { needed } else { hull([&at.0, &needed].into_iter()) };
+            let at = held.entry(*bin).or_default();
+            at.0.push(piece.rows.clone());
             at.1 += work;
         } else {
             moves += work;
             rows += u64::from(piece.rows.end - piece.rows.start);
         }
     }
-    if keys.is_empty() {
+    if held.is_empty() {
         return None;
     }
     let mut bytes = 0.0;
-    for (bin, (keys, work)) in keys {
+    for (bin, (runs, work)) in held {
         let none = Span { document, heads: problem.all_heads(), rows: 0..0 };
-        bytes += prices.of_rows(bins, &bins.all[bin], &none, &keys) as f64;
+        let (mut pulled, mut keys) = (0, 0);
+        for range in bins.keys(document, &runs) {
+            pulled += prices.of_rows(bins, &bins.all[bin], &none, &range);
+            keys += range.end - range.start;
+        }
+        bytes += pulled as f64;
         let over = work.saturating_sub(bins.all[bin].capacity());
         moves += over;
         if work > 0 {
-            let kept = f64::from(keys.end - keys.start) * (over as f64 / work as f64);
+            let kept = f64::from(keys) * (over as f64 / work as f64);
             rows += (kept / 2.0) as u64;
         }
     }

@@ -10,7 +10,6 @@ use super::bins::Bins;
 use super::groups::{Group, Span};
 use super::shapes::Rates;
 use crate::memory::bytes;
-use crate::plan::hull;
 use crate::{DocumentId, Mask, Stretch, TILE_ROWS};
 
 /// Tails leave more pieces than heads. One is tried only if the whole document costs more than this
@@ -153,16 +152,12 @@ impl Prices {
 
     /// Change of the bytes that a slot pulls if a span leaves it; mostly negative.
     fn taken(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
-        let Range { start, end } = span.rows;
         let mut keys = 0;
         bins.each_group(bin, span.document, |heads, rows| {
             let shared = shared(heads, &span.heads);
             if shared > 0 {
-                let rest =
-                    |it: &Range<u32>| [it.start..it.end.min(start), it.start.max(end)..it.end];
-                let after = bins.keys_of(span.document, rows.iter().flat_map(rest));
-                let before = bins.keys(span.document, rows);
-                keys -= shared * away_beyond(bins, bin, span.document, &after, &before);
+                let less = bins.keys_of_less(span.document, rows, &span.rows);
+                keys -= shared * away(bins, bin, span.document, &less);
             }
         });
         let queries = span.heads.len() as i128 * away(bins, bin, span.document, &span.rows);
@@ -171,19 +166,18 @@ impl Prices {
 
     /// How many more bytes a slot pulls if it gets a span that it does not hold.
     pub(super) fn added(&self, bins: &Bins<'_>, bin: &Bin<'_>, span: &Span) -> i128 {
-        let new = bins.keys(span.document, std::slice::from_ref(&span.rows));
         let (mut keys, mut fresh) = (0, span.heads.len() as i128);
         bins.each_group(bin, span.document, |heads, rows| {
             let shared = shared(heads, &span.heads);
             if shared > 0 {
-                let before = bins.keys(span.document, rows);
-                let after = hull([&before, &new].into_iter());
-                keys += shared * away_beyond(bins, bin, span.document, &before, &after);
+                let more = bins.keys_of_more(span.document, rows, &span.rows);
+                keys += shared * away(bins, bin, span.document, &more);
                 fresh -= shared;
             }
         });
         if fresh > 0 {
-            keys += fresh * away(bins, bin, span.document, &new);
+            let all = bins.keys_of_more(span.document, &[], &span.rows);
+            keys += fresh * away(bins, bin, span.document, &all);
         }
         let queries = span.heads.len() as i128 * away(bins, bin, span.document, &span.rows);
         keys * self.key + queries * self.query
@@ -207,7 +201,8 @@ impl Prices {
     /// Bytes that a bin pulls for runs of rows of a span's document and heads; some may be empty.
     fn of_runs(&self, bins: &Bins<'_>, bin: &Bin<'_>, of: &Span, runs: &[Range<u32>]) -> i128 {
         let rows: i128 = runs.iter().map(|it| away(bins, bin, of.document, it)).sum();
-        let keys = away(bins, bin, of.document, &bins.keys(of.document, runs));
+        let keys = bins.keys(of.document, runs);
+        let keys: i128 = keys.map(|it| away(bins, bin, of.document, &it)).sum();
         of.heads.len() as i128 * (rows * self.query + keys * self.key)
     }
 }
@@ -217,22 +212,6 @@ fn shared(a: &Range<u16>, b: &Range<u16>) -> i128 {
     i128::from(a.end.min(b.end).saturating_sub(a.start.max(b.start)))
 }
 
-/// How much larger [`away`] is for `all` rows than for `part` of them.
-fn away_beyond(
-    bins: &Bins<'_>,
-    bin: &Bin<'_>,
-    document: DocumentId,
-    part: &Range<u32>,
-    all: &Range<u32>,
-) -> i128 {
-    let rest = if part.is_empty() {
-        [all.clone(), 0..0]
-    } else {
-        [all.start..part.start, part.end..all.end]
-    };
-    rest.iter().filter(|it| !it.is_empty()).map(|it| away(bins, bin, document, it)).sum()
-}
-
 /// Rows that the slot has to pull, each times the price of its distance.
 pub(super) fn away(
     bins: &Bins<'_>,
@@ -240,6 +219,9 @@ pub(super) fn away(
     document: DocumentId,
     rows: &Range<u32>,
 ) -> i128 {
+    if rows.is_empty() {
+        return 0;
+    }
     let there = bin.place();
     let layout = &bins.problem.layout;
     if let [whole] = layout.pieces_of_document(document) {

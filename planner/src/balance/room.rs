@@ -48,10 +48,9 @@ impl Bins<'_> {
     }
 
     fn reaches_groups(&self, bin: &Bin<'_>, document: DocumentId, groups: &[Group]) -> bool {
-        let mut needed = groups.iter().flat_map(|group| {
-            let keys = self.keys(document, &group.rows);
-            group.rows.iter().cloned().chain([keys])
-        });
+        let mut needed = groups
+            .iter()
+            .flat_map(|group| group.rows.iter().cloned().chain(self.keys(document, &group.rows)));
         needed.all(|rows| {
             let mut pieces = self.problem.layout.locate(document, rows);
             pieces.all(|piece| bin.beyond.binary_search(&(piece.rank.0 as usize)).is_err())
@@ -85,7 +84,7 @@ impl Bins<'_> {
     /// Whether a group may be in bundles as they are allowed to be.
     pub(super) fn fits_bundle(&self, document: DocumentId, group: &Group) -> bool {
         let parts = if self.problem.heads_may_part() { group.heads.len() as u64 } else { 1 };
-        self.bytes(document, group) / parts <= self.limits().bundle()
+        self.largest_bundle(document, group) / parts <= self.limits().bundle()
     }
 
     /// Whether the first row of a span lies at a bin's rank.
@@ -113,7 +112,7 @@ impl Bins<'_> {
         let most = (cost / SPLIT).checked_div(of_bundle).map_or(u64::MAX, |more| more + 1);
         count = count.max(u64::from(heads).div_ceil(most));
         if let Some(reserve) = self.limits().reserve {
-            count = count.min(share(reserve, self.bytes(document, group)));
+            count = count.min(share(reserve, self.largest_bundle(document, group)));
         }
         u16::try_from(count).unwrap_or(heads).clamp(1, heads)
     }
@@ -127,9 +126,17 @@ impl Bins<'_> {
     }
 
     /// Bytes of a group in a backward phase, which is the larger.
-    pub(super) fn bytes(&self, document: DocumentId, Group { heads, rows }: &Group) -> u64 {
-        let keys = self.keys(document, rows);
-        let rows = rows.iter().map(|it| it.len() as u64).sum();
-        bytes(self.problem, heads, rows, keys.len() as u64).most()
+    pub(super) fn bytes(&self, document: DocumentId, group: &Group) -> u64 {
+        self.bytes_of_bundles(document, group).sum()
+    }
+
+    /// Bytes of the largest bundle of a group whose heads stay together.
+    fn largest_bundle(&self, document: DocumentId, group: &Group) -> u64 {
+        self.bytes_of_bundles(document, group).max().unwrap_or(0)
+    }
+
+    fn bytes_of_bundles(&self, document: DocumentId, group: &Group) -> impl Iterator<Item = u64> {
+        let bundles = self.bundles(document, &group.rows);
+        bundles.map(|it| bytes(self.problem, &group.heads, it.0, it.1.len() as u64).most())
     }
 }

@@ -330,3 +330,59 @@ impl State {
         other
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use proptest::prelude::*;
+
+    use super::super::fill::{fill, place_at_home};
+    use super::super::limits::Limits;
+    use super::*;
+    use crate::plan::least_work;
+    use crate::{Costs, Document, Heads, Layout, Links, Mask, Problem, RankId, Slot};
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(96))]
+
+        #[test]
+        fn tiles_that_move_bring_what_bins_that_hold_them_pull(
+            lengths in prop::collection::vec((1_u32..700, 0_u32..500, 0..3), 1..5),
+            rank_rows in 100_u32..700,
+            moves in prop::collection::vec(any::<[u16; 2]>(), 1..40),
+        ) {
+            let mask = |left, kind| match kind {
+                0 => Mask::Causal,
+                1 => Mask::Full,
+                _ => Mask::Window { left },
+            };
+            let documents = lengths.iter().map(|it| Document { rows: it.0, mask: mask(it.1, it.2) });
+            let layout = Layout::end_to_end(documents.collect(), rank_rows).unwrap();
+            let slot = |home| Slot { weight: 100, head_start: 0, home, memory: 1 << 50 };
+            let problem = Problem {
+                layout,
+                heads: Heads { query: 4, kv: 2, dim: 64 },
+                element_bytes: 2,
+                lanes: 1,
+                slots: vec![slot(None), slot(Some(RankId(0))), slot(None)],
+                costs: Costs::pairs_only(),
+                links: Links::equal(),
+                tolerance: crate::Tolerance::USUAL,
+            };
+            let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
+            let spans = place_at_home(&mut bins, &BTreeSet::new());
+            fill(&mut bins, spans).unwrap();
+            let items = Items::of(&bins);
+            let mut state = State::of(&items, &bins);
+            for [at, to] in moves {
+                let (at, to) = (usize::from(at) % items.all.len(), usize::from(to) % 3);
+                if state.owners[at] != to {
+                    state.give(&items, at, to);
+                }
+            }
+            let moved = state.bins(&items, &bins);
+            prop_assert_eq!(i128::from(state.bytes), Prices::of(&moved).of_all(&moved));
+        }
+    }
+}

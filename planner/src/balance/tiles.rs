@@ -34,7 +34,7 @@ pub(super) struct Tile {
     pub(super) least: i128,
 }
 
-/// Keys that a bin holds of a document, with the bytes of all keys before them and up to their end.
+/// From the first to the last key that a bin holds of a document, with the bytes of all keys before them and up to their end.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Keys {
     pub(super) rows: Range<u32>,
@@ -45,6 +45,13 @@ pub(super) struct Keys {
 impl Keys {
     pub(super) fn bytes(&self) -> i128 {
         self.until - self.before
+    }
+
+    /// Bytes that a bin which holds these keys pulls more for those of a tile before all of its tiles.
+    pub(super) fn more(&self, tile: &Self) -> i128 {
+        // Bytes grow with the row, as keys do with the tile: none of the tile's is before those held and behind their start.
+        let until = if self.rows.is_empty() { tile.until } else { tile.until.min(self.before) };
+        (until - tile.before).max(0)
     }
 
     pub(super) fn hull(&self, other: &Self) -> Self {

@@ -44,8 +44,6 @@ pub(super) struct Taking<'a, 'b> {
 struct Waiting {
     bin: usize,
     room: u64,
-    /// Rows of the document and heads of which it took some last, from the first of them to the last.
-    last: Option<Span>,
 }
 
 /// Whether a bin that took what it can reach may take more elsewhere.
@@ -69,7 +67,7 @@ impl<'a, 'b> Taking<'a, 'b> {
 
     /// A bin takes what has room.
     pub(super) fn turn(&mut self, bin: usize, room: u64) {
-        let it = Waiting { bin, room, last: None };
+        let it = Waiting { bin, room };
         if !self.bins.reaches_all_ranks(bin) {
             self.waiting.push_front(it);
         } else if self.next_bin == Next::Stops && !self.waiting.is_empty() {
@@ -91,7 +89,6 @@ impl<'a, 'b> Taking<'a, 'b> {
                 let part = self.bins.head(&span.with_rows(span.rows.start..end), it.room);
                 if part.rows.end == end {
                     it.room = it.room.saturating_sub(self.bins.cost(&part));
-                    it.last = Some(part.clone());
                     self.taken.1.push((it.bin, part));
                     self.rest = Some(span.with_rows(end..span.rows.end));
                     self.waiting.push_back(it);
@@ -119,7 +116,7 @@ impl<'a, 'b> Taking<'a, 'b> {
         };
         let can_take = |row: &u32| {
             let end = span.rows.end.min(row + TILE_ROWS);
-            bins.reaches(it.bin, &joined(it, &span.with_rows(*row..end)))
+            bins.reaches(it.bin, &span.with_rows(*row..end))
         };
         // Both ascend, so the first that it can take of each will do.
         [0, left].into_iter().filter_map(|by| edges(by).find(can_take)).min()
@@ -160,12 +157,11 @@ impl<'a, 'b> Taking<'a, 'b> {
         let bins = self.bins;
         while let Some(span) = self.rest.take().or_else(|| self.line.spans.get(self.next).cloned())
         {
-            let [_, reached] = ends(&span, |part| bins.reaches(it.bin, &joined(it, part)));
+            let [_, reached] = ends(&span, |part| bins.reaches(it.bin, part));
             let part = bins.head(&reached, it.room);
             let end = part.rows.end;
             if !part.rows.is_empty() {
                 it.room = it.room.saturating_sub(bins.cost(&part));
-                it.last = Some(joined(it, &part));
                 self.taken.1.push((it.bin, part));
             }
             if end == span.rows.end {
@@ -216,12 +212,4 @@ impl<'a, 'b> Taking<'a, 'b> {
         self.taken.1.push((bin, head));
         rest
     }
-}
-
-/// Rows with those of the same document and heads that a bin took last, and all between: keys between two runs of a bundle
-/// travel too.
-fn joined(it: &Waiting, part: &Span) -> Span {
-    let same = |last: &&Span| last.document == part.document && last.heads == part.heads;
-    let first = it.last.as_ref().filter(same).map_or(part.rows.start, |it| it.rows.start);
-    part.with_rows(first..part.rows.end)
 }
