@@ -4,6 +4,8 @@
 //!
 //! Invariant: every slot that a plan gives work has the memory that [`needed`] says.
 
+use std::cmp::Reverse;
+
 use cadre_planner::{
     Costs, Error, Plan, Problem, SlotId, SlotMemory, check_beside, largest_bundle, memory_of_slots,
     plan, plan_at_home, plan_beside,
@@ -50,6 +52,8 @@ pub fn check_plans(nanos: usize, layers: &Layers) -> Result<(), TooManyPlans> {
 
 /// Maximum limits for the largest bundle that are tried, each an eighth less than the one before.
 const MAX_SMALLER_LIMITS: usize = 10;
+/// Maximum plans that are made within memory for one step, under all limits together: each may take a second.
+const MAX_PLANS_ANEW: usize = 1_024;
 
 /// By nano-batch and then by kind of layers: whether the step has such a phase.
 pub(super) fn has_phases(header: &Header) -> Vec<bool> {
@@ -103,7 +107,7 @@ pub fn plans(header: &Header) -> Result<Vec<(Problem, Plan)>, Error> {
     });
     let mut plans = planned.collect::<Result<Vec<_>, _>>()?;
     match header.placement {
-        Placement::Pool => fit_together(&mut plans)?,
+        Placement::Pool => fit_together(&mut plans, plan_beside)?,
         Placement::Local => check_memory(&plans)?,
     }
     Ok(plans)
@@ -140,27 +144,54 @@ fn check_memory(plans: &[(Problem, Plan)]) -> Result<(), Error> {
 }
 
 /// Plans again, with ever smaller bundles, until the memory of each slot is at least what
-/// [`needed`] says.
-fn fit_together(plans: &mut [(Problem, Plan)]) -> Result<(), Error> {
-    let largest = |plans: &[(Problem, Plan)]| {
-        plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).max().unwrap_or(0)
-    };
+/// [`needed`] says. `make` plans beside a bundle of so many bytes.
+///
+/// A plan that a limit is hopeless for is the first to be made under the next one, and what was made for a limit stays as long as it
+/// fits smaller ones. So a limit under which not all plans can be made costs few plans, not all of them.
+pub(super) fn fit_together(
+    plans: &mut [(Problem, Plan)],
+    mut make: impl FnMut(&Problem, u64) -> Result<Plan, Error>,
+) -> Result<(), Error> {
     let Err(unfit) = check_memory(plans) else { return Ok(()) };
-    let mut reserve = largest(plans);
+    let largest: Vec<u64> =
+        plans.iter().map(|(problem, plan)| largest_bundle(problem, plan)).collect();
+    let mut reserve = largest.iter().copied().max().unwrap_or(0);
+    let mut order: Vec<usize> = (0..plans.len()).collect();
+    order.sort_by_key(|at| Reverse(largest[*at]));
+    let mut anew: Vec<Option<Plan>> = vec![None; plans.len()];
+    let mut made = 0;
     for _ in 0..MAX_SMALLER_LIMITS {
-        let anew = |(problem, plan): &(Problem, Plan)| {
-            let is_small = largest_bundle(problem, plan) <= reserve;
-            let plan = match check_beside(problem, plan, reserve) {
-                Ok(()) if is_small => plan.clone(),
-                Ok(()) | Err(_) => plan_beside(problem, reserve)?,
-            };
-            Ok((problem.clone(), plan))
+        let fits = |problem: &Problem, plan: &Plan| {
+            largest_bundle(problem, plan) <= reserve && check_beside(problem, plan, reserve).is_ok()
         };
-        let made = plans.iter().map(anew).collect::<Result<Vec<_>, Error>>();
-        if let Ok(made) = made.and_then(|made| check_memory(&made).map(|()| made)) {
-            plans.clone_from_slice(&made);
-            return Ok(());
+        let hopeless = order.iter().position(|&at| {
+            let (problem, plan) = &plans[at];
+            if fits(problem, plan) {
+                anew[at] = None;
+                return false;
+            }
+            if anew[at].as_ref().is_some_and(|it| fits(problem, it)) {
+                return false;
+            }
+            anew[at] = None;
+            if made < MAX_PLANS_ANEW {
+                made += 1;
+                anew[at] = make(problem, reserve).ok();
+            }
+            anew[at].is_none()
+        });
+        let Some(hopeless) = hopeless else {
+            for ((_, plan), anew) in plans.iter_mut().zip(anew) {
+                if let Some(anew) = anew {
+                    *plan = anew;
+                }
+            }
+            return check_memory(plans);
+        };
+        if made == MAX_PLANS_ANEW {
+            break;
         }
+        order[..=hopeless].rotate_right(1);
         reserve -= reserve / 8;
     }
     // The error of the first plans, since those with smaller bundles only confuse.

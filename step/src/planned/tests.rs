@@ -180,6 +180,44 @@ fn two_phases_of_any_plans_and_the_largest_bundle_of_all_fit_a_slot() {
     assert!((1..100).contains(&made), "memory is short for some: {made} of 100");
 }
 
+/// Where one plan of many has no room under any limit, the others are not made anew for each.
+#[test]
+fn a_step_without_room_for_one_plan_is_refused_without_making_all_again_and_again() {
+    let stretch = |(document, end)| Stretch { document: DocumentId(document), start: 0, end };
+    let nano = |rows: u32| {
+        let stretches = vec![vec![stretch((0, rows))], vec![stretch((1, 128))]];
+        Packing::new(&[rows, 128], stretches).unwrap()
+    };
+    let count = 40;
+    let header = Header {
+        slots: vec![Place { weight: 100, head_start: 0, home: None, memory: 1 << 40 }; 3],
+        turns: Turns::together(NonZeroU16::new(40).unwrap()),
+        nanos: (0..count).map(|it| nano(2_500 + it)).collect(),
+        ..header(&[Mask::Causal])
+    };
+    let roomy = plans(&header).unwrap();
+    let needed = needed(roomy.iter().map(|it| (&it.0, &it.1)));
+    let mut tight = roomy.clone();
+    for (problem, _) in &mut tight {
+        problem.slots.iter_mut().for_each(|it| it.memory = needed[0] / 20 * 19);
+    }
+    for hopeless in [0, tight.len() - 1] {
+        let (mut made, mut kept) = (0, tight.clone());
+        let refused = plans::fit_together(&mut kept, |problem, _| {
+            made += 1;
+            let at = tight.iter().position(|it| it.0 == *problem).unwrap();
+            if at == hopeless {
+                return Err(cadre_planner::Error::NoRoom { document: DocumentId(0) });
+            }
+            Ok(roomy[at].1.clone())
+        });
+        assert!(matches!(refused, Err(cadre_planner::Error::SlotFull { .. })), "{refused:?}");
+        assert_eq!(kept, tight, "plans that do not fit stay as they were");
+        println!("{made} plans made for {count}");
+        assert!(made < 2 * tight.len(), "{made} plans were made for {count}");
+    }
+}
+
 #[test]
 fn bundles_of_all_kinds_go_to_survivors() {
     let planned = planned(&[Mask::Window { left: 99 }, Mask::Causal]);
