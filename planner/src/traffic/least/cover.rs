@@ -16,6 +16,7 @@
 //!
 //! Rows are counted as in [`super`]: half a row and the overhead of a tile further on.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 use super::ROUNDING;
@@ -130,10 +131,11 @@ pub(super) fn bytes(
     }
     let (mut most_own, mut early, mut saved_by_all) = (0.0_f64, 0.0, 0.0);
     let mut at_rank: Vec<(u32, f64, f64)> = Vec::new();
+    let mut index: BTreeMap<u32, usize> = BTreeMap::new();
     for piece in pieces.iter().filter(|it| slots_at[it.rank.0 as usize] > 0) {
         let rows = f64::from(piece.rows.end - piece.rows.start);
         let end = f64::from(piece.rows.end);
-        let at = at_rank.iter().position(|it| it.0 == piece.rank.0).unwrap_or_else(|| {
+        let at = *index.entry(piece.rank.0).or_insert_with(|| {
             at_rank.push((piece.rank.0, 0.0, 0.0));
             at_rank.len() - 1
         });
