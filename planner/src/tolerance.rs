@@ -20,8 +20,13 @@ const USUAL: u32 = 2_000;
 const ENOUGH: u64 = 504;
 /// The balance stops where the last slot finishes after the level by at most one part in this many of it: 0.2 %.
 const TOLERATED: u64 = 508;
-/// Narrower tolerances that are tried too where a wide one is allowed, in millionths beyond the level.
-const STEPS: [u32; 7] = [USUAL, 5_000, 10_000, 20_000, 50_000, 100_000, 200_000];
+/// Tolerances that plans are made for where a wide one is allowed, in millionths beyond the level: each up to that one. A wider one
+/// has all plans of a narrower one to choose from, so it is never worse. Finer steps waste less of what is allowed and take longer:
+/// with these the busiest links of the bench `peer` are within 0.2 % in the mean of those with a plan for the very ratio.
+const STEPS: [u32; 22] = [
+    USUAL, 5_000, 10_000, 14_000, 20_000, 24_000, 31_000, 34_000, 40_000, 50_000, 58_000, 65_000,
+    75_000, 81_000, 90_000, 100_000, 115_000, 130_000, 142_000, 170_000, 300_000, 500_000,
+];
 
 /// By how much the last slot may finish after the level at which all would finish together: a ratio from 1 to 2. Beyond the
 /// usual one unevenness is spent on links: the plan whose busiest link has the least to do is taken.
@@ -59,10 +64,11 @@ impl Tolerance {
         self > Self::USUAL
     }
 
-    /// Narrower ones that a plan is tried with before this one; none but where it is wide.
-    pub(crate) fn narrower(self) -> impl Iterator<Item = Self> {
+    /// Those that plans are made for: where this one is wide, all steps up to it, else this one.
+    pub(crate) fn tried(self) -> impl Iterator<Item = Self> {
         let steps = STEPS.into_iter().map(|millionths| Self { millionths });
-        steps.take_while(move |it| *it < self && self.is_wide())
+        let own = (!self.is_wide()).then_some(self);
+        own.into_iter().chain(steps.take_while(move |it| *it <= self && self.is_wide()))
     }
 
     /// The level that slots are filled to: what is tolerated beyond the usual, above the one at which all finish together.

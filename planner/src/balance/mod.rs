@@ -147,15 +147,19 @@ fn is_even(problem: &Problem, plan: &Plan) -> bool {
 /// Whether `plan` is better: it is less late; or, as late, it loads its busiest link less, where links differ or more than the
 /// usual is tolerated for that; or it moves fewer bytes.
 fn is_better(problem: &Problem, plan: &Plan, other: &Plan) -> bool {
-    let tolerance = problem.tolerance;
-    let counts_links = !problem.links.are_equal() || tolerance.is_wide();
+    let counts_links = !problem.links.are_equal() || problem.tolerance.is_wide();
     let order = |plan: &Plan| {
         let it = plan.bounds();
-        let level = tolerance.raised(it.level);
-        let late = it.finish.saturating_sub(level + tolerance.enough(level));
-        (late, if counts_links { it.link } else { 0 }, it.pulled)
+        (lateness(problem, plan), if counts_links { it.link } else { 0 }, it.pulled)
     };
     order(plan) < order(other)
+}
+
+/// How much later than tolerated the last slot finishes.
+fn lateness(problem: &Problem, plan: &Plan) -> u64 {
+    let (it, tolerance) = (plan.bounds(), problem.tolerance);
+    let level = tolerance.raised(it.level);
+    it.finish.saturating_sub(level + tolerance.enough(level))
 }
 
 /// The plan of a region: without limits, of a problem that is part of a checked one. Where there is only one to choose it is
@@ -178,29 +182,32 @@ fn best_of(
     problem: &Problem,
     make: impl Fn(&Problem) -> Result<Plan, Error>,
 ) -> Result<Plan, Error> {
-    let mut best = make(problem);
-    let mut other = |asked: &Problem| match (&best, make(asked)) {
-        (Ok(known), Ok(new)) if is_better(problem, &new, known) => best = Ok(new),
-        (Err(_), Ok(new)) => best = Ok(new),
-        _ => {}
-    };
-    // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made too.
-    let blind = |asked: &Problem| {
-        let links = Links { unreachable: problem.links.unreachable.clone(), ..Links::equal() };
-        Problem { links, ..asked.clone() }
-    };
     let is_known = !problem.links.are_equal();
-    if is_known {
-        other(&blind(problem));
-    }
-    for tolerance in problem.tolerance.narrower() {
-        let narrow = Problem { tolerance, ..problem.clone() };
-        other(&narrow);
+    // Where links are equal, what is best for one tolerance is where the next one begins: whatever comes later is at least as good.
+    let takes_over = |asked: &Problem, new: &Plan, known: &Plan| {
         if is_known {
-            other(&blind(&narrow));
+            return is_better(problem, new, known);
+        }
+        let moves_less = new.bounds().pulled <= known.bounds().pulled;
+        is_better(asked, new, known) && (moves_less || lateness(asked, known) > 0)
+    };
+    let mut best: Option<Result<Plan, Error>> = None;
+    let mut try_as = |asked: &Problem| match (&best, make(asked)) {
+        (Some(Ok(known)), Ok(new)) if takes_over(asked, &new, known) => best = Some(Ok(new)),
+        (Some(Err(_)), Ok(new)) => best = Some(Ok(new)),
+        (None, made) => best = Some(made),
+        (Some(_), _) => {}
+    };
+    for tolerance in problem.tolerance.tried() {
+        let asked = Problem { tolerance, ..problem.clone() };
+        try_as(&asked);
+        if is_known {
+            // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made too.
+            let unreachable = problem.links.unreachable.clone();
+            try_as(&Problem { links: Links { unreachable, ..Links::equal() }, ..asked });
         }
     }
-    best
+    best.unwrap_or(Err(Error::NoSlot))
 }
 
 /// The plan without limits of a problem, made as if it were `asked`, which has the same work and slots.

@@ -1,9 +1,9 @@
 //! What a tolerance allows is kept, and spent on the busiest link.
 
-use cadre_planner::{Error, Problem, Tolerance, plan};
+use cadre_planner::{Bounds, Error, Problem, Tolerance, plan};
 use proptest::prelude::*;
 
-use crate::draws::{Where, draw};
+use crate::draws::{Where, draw, links};
 use crate::problems::{PLENTY, problems};
 use crate::seeds::first_seeds;
 
@@ -50,6 +50,70 @@ fn what_may_be_less_even_loads_its_busiest_link_less_on_fresh_draws() {
     let mean = f64::exp(less / cases);
     println!("busiest link at 1.2 over the usual, geometric mean: {mean:.3}");
     assert!(mean < 0.9, "{mean}");
+}
+
+/// Whether a plan is worse than one that a narrower ratio allows and that keeps it: its busiest link has more to do, or it moves more
+/// bytes; where links are known, with as much to do there. One that was late may become so by less.
+fn is_worse(narrow: &Bounds, wide: &Bounds, ratio: f64, is_known: bool) -> bool {
+    let is_on_time = narrow.finish < latest(wide.level, ratio) - wide.level / 10_000;
+    let moves_more = wide.pulled > narrow.pulled && (!is_known || wide.link == narrow.link);
+    is_on_time && (wide.link > narrow.link || moves_more)
+}
+
+/// Ratios from just above the usual one to 2, those near 1 as often as those far from it.
+fn ratios() -> impl Strategy<Value = f64> {
+    (-6.2_f64..0.0).prop_map(|it| 1.0 + it.exp())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(96))]
+
+    #[test]
+    fn a_wider_tolerance_is_never_worse(
+        problem in problems(Just(PLENTY)),
+        first in ratios(),
+        second in ratios(),
+        seed in prop::option::of(any::<u64>()),
+    ) {
+        let problem = match seed {
+            Some(seed) => Problem { links: links(&problem, seed), ..problem },
+            None => problem,
+        };
+        let at = |ratio: f64| {
+            plan(&Problem { tolerance: of(ratio), ..problem.clone() }).unwrap().bounds()
+        };
+        let (first, second) = (first.min(second), first.max(second));
+        let (usual, narrow, wide) = (at(1.002), at(first), at(second));
+        for (ratio, it) in [(1.002, &usual), (first, &narrow)] {
+            let worse = is_worse(it, &wide, ratio, seed.is_some());
+            prop_assert!(!worse, "{ratio} {it:?}, {second} {wide:?}");
+        }
+    }
+}
+
+#[test]
+fn a_wider_tolerance_is_never_worse_on_fresh_draws() {
+    let mut worse = Vec::new();
+    let mut cases = 0;
+    for (first, count) in first_seeds("wider", 110, 6) {
+        for seed in first..first + count {
+            let place = [Where::InPlace, Where::Dedicated, Where::Mixed][seed as usize % 3];
+            let problem = draw(seed, place, seed.is_multiple_of(2));
+            let mut before: Option<(f64, Bounds)> = None;
+            for ratio in [1.002, 1.003, 1.009, 1.013, 1.03, 1.045, 1.05, 1.066, 1.09, 1.13, 1.3] {
+                let asked = Problem { tolerance: of(ratio), ..problem.clone() };
+                let it = plan(&asked).unwrap().bounds();
+                if let Some((narrow, before)) = &before {
+                    cases += 1;
+                    if is_worse(before, &it, *narrow, false) {
+                        worse.push(format!("seed {seed}, {narrow} {before:?}, {ratio} {it:?}"));
+                    }
+                }
+                before = Some((ratio, it));
+            }
+        }
+    }
+    assert!(worse.is_empty(), "{} of {cases}:\n{}", worse.len(), worse.join("\n"));
 }
 
 #[test]
