@@ -1,8 +1,8 @@
 //! Problems and plans that are refused, each by name.
 
 use cadre_planner::{
-    BundleId, Costs, DocumentId, Error, Heads, Plan, Problem, Profile, ProfileError, RankId, Slot,
-    SlotId, plan, plan_at_home,
+    BundleId, Costs, DocumentId, Error, Heads, Plan, Problem, Profile, ProfileError, RankId,
+    Slot, SlotId, plan, plan_at_home,
 };
 use serde_json::{Value, json};
 
@@ -197,4 +197,18 @@ fn a_wrong_plan_is_found_by_its_check() {
     check(&|it| it["bounds"]["finish"] = json!(1), Error::BadBounds);
     let planned = good["problem"].as_u64().unwrap();
     check(&|it| it["problem"] = json!(1), Error::OtherProblem { planned: 1, given: planned });
+}
+
+/// Each lane holds its own heads, so a plan in which they part is none for lanes, whoever wrote it.
+#[test]
+fn heads_of_a_document_part_with_one_lane_alone() {
+    let one = problem(vec![causal(4_096)], 4_096, vec![dedicated(100); 2]);
+    let parted = plan(&one).unwrap();
+    assert!(parted.bundles().iter().any(|it| it.kv_heads.len() == 1), "{parted:?}");
+    let two = Problem { lanes: 2, ..one };
+    let mut text = serde_json::to_value(&parted).unwrap();
+    text["problem"] = json!(two.digest());
+    let parted: Plan = serde_json::from_value(text).unwrap();
+    let why = "its kv heads are some of all, but with several lanes all move together";
+    assert_eq!(parted.check(&two), Err(Error::BadBundle { bundle: BundleId(0), why }));
 }
