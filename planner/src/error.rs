@@ -104,6 +104,17 @@ pub enum Error {
         "the rows of the step may need more than {most} bytes in one slot; take fewer documents or smaller heads"
     )]
     TooManyBytes { most: u64 },
+    /// A slot so slow that its finishing times cannot be counted.
+    #[error(
+        "slot {} of weight {weight} alone would need longer than {most} for all work, in cost at weight 100; give it more weight, or none, or take fewer documents",
+        slot.0
+    )]
+    SlowSlot { slot: SlotId, weight: u32, most: u64 },
+    /// Links so slow that their times cannot be counted.
+    #[error(
+        "a link of {rate} bytes a microsecond may need longer than {most} nanoseconds for all rows at {percent} percent; correct links.places and links.prices, or take fewer documents"
+    )]
+    SlowLinks { rate: u32, percent: u32, most: u64 },
     /// Rows at home at a rank without a processor of its own.
     #[error("rank {} has no slot in place, so its rows cannot stay; add one", rank.0)]
     NoSlotAtHome { rank: RankId },

@@ -120,13 +120,12 @@ impl Links {
     }
 
     /// Time of a byte from place to place at the slower end, as percent of that on a nominal link.
-    pub(crate) fn price(&self, from: usize, to: usize) -> u32 {
+    pub(crate) fn price(&self, from: usize, to: usize) -> u64 {
         if self.are_equal() {
             return if from == to { 0 } else { 100 };
         }
         let rate = u64::from(self.rates(from).0.min(self.rates(to).1));
-        let price = u64::from(self.percent(from, to)) * u64::from(NOMINAL_RATE) / rate;
-        u32::try_from(price).unwrap_or(u32::MAX)
+        u64::from(self.percent(from, to)) * u64::from(NOMINAL_RATE) / rate
     }
 
     /// Bytes a microsecond that leave a place and that arrive there.
@@ -138,6 +137,13 @@ impl Links {
     pub(crate) fn least_percent(&self) -> u32 {
         let Prices { node, rail, leaf, far } = self.prices;
         if self.are_equal() { far } else { node.min(rail).min(leaf).min(far) }
+    }
+
+    /// The least rate of a link, and the most percent that a byte may cost.
+    pub(crate) fn slowest(&self) -> (u32, u32) {
+        let Prices { node, rail, leaf, far } = self.prices;
+        let rates = self.places.iter().flat_map(|it| [it.out, it.into]);
+        (rates.min().unwrap_or(NOMINAL_RATE), node.max(rail).max(leaf).max(far))
     }
 
     /// Whether every place reaches every other.

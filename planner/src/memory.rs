@@ -117,8 +117,9 @@ impl Memory {
     pub(crate) fn check(&self, problem: &Problem, beside: u64) -> Result<(), Error> {
         let reserve = self.reserve.max(beside);
         for ((slot, it), &phase) in (0..).map(SlotId).zip(&problem.slots).zip(&self.phases) {
-            let needed = SlotMemory { phase, reserve }.needed();
-            if phase > 0 && needed > it.memory {
+            let needed = 2 * u128::from(phase) + u128::from(reserve);
+            if phase > 0 && needed > u128::from(it.memory) {
+                let needed = u64::try_from(needed).unwrap_or(u64::MAX);
                 return Err(Error::SlotFull { slot, needed, memory: it.memory });
             }
         }

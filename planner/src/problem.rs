@@ -18,6 +18,10 @@ use crate::{
 
 /// Most cost of all work, and most head start: finishing times at weight 1 fit 64 bits.
 pub(crate) const MOST_COST: u64 = 1 << 57;
+/// Longest time in which one slot alone may do all work, head start included: any finish, and twice as much, fits 62 bits.
+const MOST_TIME: u64 = 1 << 60;
+/// Longest time, in nanoseconds, that one link may need for all bytes: the sum of a phase forward and one backward fits 62 bits.
+const MOST_NANOSECONDS: u64 = 1 << 61;
 /// Most bytes of all rows, with keys in every slot.
 const MOST_BYTES: u64 = 1 << 62;
 const MOST_SLOTS: usize = 1 << 20;
@@ -73,7 +77,7 @@ impl Slot {
     /// When the slot is done with `load`, in cost at weight 100; standby counts as 100.
     pub fn finish(&self, load: u64) -> u64 {
         let weight = if self.is_standby() { 100 } else { self.weight };
-        // Loads of a checked problem stay below 2^57.
+        // In a checked problem, whose loads stay below 2^57, nothing saturates.
         self.head_start.saturating_add(load.saturating_mul(100) / u64::from(weight))
     }
 }
@@ -145,8 +149,9 @@ impl Problem {
         self.check_work()
     }
 
-    /// All work stays below [`MOST_COST`], and all bytes below [`MOST_BYTES`], however the documents
-    /// are cut and wherever their pieces go.
+    /// All work stays below [`MOST_COST`], all bytes below [`MOST_BYTES`] and all times below [`MOST_TIME`] and
+    /// [`MOST_NANOSECONDS`], however the documents are cut and wherever their pieces go. So no sum of these saturates, and plans
+    /// that differ never look equal.
     fn check_work(&self) -> Result<(), Error> {
         let costs = &self.costs;
         let row = memory::bytes(self, &self.all_heads(), 1, 0).most();
@@ -170,6 +175,18 @@ impl Problem {
         }
         if bytes > u128::from(MOST_BYTES) {
             return Err(Error::TooManyBytes { most: MOST_BYTES });
+        }
+        for (slot, it) in (0..).map(SlotId).zip(&self.slots) {
+            let weight = if it.is_standby() { 100 } else { it.weight };
+            let time = u128::from(it.head_start) + cost * 100 / u128::from(weight);
+            if time > u128::from(MOST_TIME) {
+                return Err(Error::SlowSlot { slot, weight, most: MOST_TIME });
+            }
+        }
+        let (rate, percent) = self.links.slowest();
+        let time = bytes * u128::from(percent) * 10 / (u128::from(rate) * u128::from(self.lanes));
+        if time > u128::from(MOST_NANOSECONDS) {
+            return Err(Error::SlowLinks { rate, percent, most: MOST_NANOSECONDS });
         }
         Ok(())
     }

@@ -5,7 +5,11 @@
 use std::collections::BTreeMap;
 
 use super::groups::Group;
+use crate::problem::MOST_COST;
 use crate::{DocumentId, RankId, Slot, SlotId};
+
+/// More than all work of a checked problem: capacities and rooms beyond it count as this.
+const BEYOND_ALL_WORK: u64 = 2 * MOST_COST;
 
 /// A slot that is not standby, and what it holds so far.
 #[derive(Clone)]
@@ -68,7 +72,7 @@ impl Bin<'_> {
     /// Cost that it works off in `time` of a slot of weight 100.
     pub(super) fn work_in(&self, time: u64) -> u64 {
         let work = u128::from(time) * u128::from(self.slot.weight) / 100;
-        u64::try_from(work).unwrap_or(u64::MAX)
+        work.min(BEYOND_ALL_WORK.into()) as u64
     }
 
     /// Most cost with which it finishes by a time.
@@ -77,7 +81,7 @@ impl Bin<'_> {
             return 0;
         };
         let load = ((u128::from(time) + 1) * u128::from(self.slot.weight) - 1) / 100;
-        u64::try_from(load).unwrap_or(u64::MAX)
+        load.min(BEYOND_ALL_WORK.into()) as u64
     }
 
     pub(super) fn weight(&self) -> u64 {

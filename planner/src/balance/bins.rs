@@ -63,7 +63,7 @@ impl<'a> Bins<'a> {
                 longest: Vec::new(),
                 held: BTreeMap::new(),
             };
-            bin.capacity = bin.work_in(level.saturating_sub(slot.head_start)).min(i64::MAX as u64);
+            bin.capacity = bin.work_in(level.saturating_sub(slot.head_start));
             bin
         });
         let owners = vec![NOBODY; problem.layout.documents().len()];

@@ -200,3 +200,50 @@ fn spans_of(bins: &Bins<'_>, bin: usize, (document, heads): &Column) -> Vec<Span
     let rows = here.flat_map(|it| it.rows.iter().cloned());
     rows.map(|rows| Span { document: *document, heads: heads.clone(), rows }).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::limits::Limits;
+    use super::*;
+    use crate::plan::least_work;
+    use crate::{Costs, Document, Heads, Layout, Links, Mask, Problem, Slot};
+
+    /// Documents of which each slot has one, but for two slots that have a half each of the first two.
+    fn crossed(slots: usize) -> Problem {
+        let documents = vec![Document { rows: 1_024, mask: Mask::Full }; slots];
+        Problem {
+            layout: Layout::end_to_end(documents, 1_024).unwrap(),
+            heads: Heads { query: 4, kv: 2, dim: 64 },
+            element_bytes: 2,
+            lanes: 2,
+            slots: vec![Slot { weight: 100, head_start: 0, home: None, memory: 1 << 50 }; slots],
+            costs: Costs::pairs_only(),
+            links: Links::equal(),
+            tolerance: crate::Tolerance::USUAL,
+        }
+    }
+
+    #[test]
+    fn circles_are_broken_among_as_many_slots_as_the_page_says() {
+        for (slots, is_broken) in [(2, true), (MANY, true), (MANY + 1, false)] {
+            let problem = crossed(slots);
+            let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
+            for document in 0..slots {
+                let whole = Span {
+                    document: DocumentId(document as u32),
+                    heads: problem.all_heads(),
+                    rows: 0..1_024,
+                };
+                if document < 2 {
+                    bins.put(0, &whole.with_rows(0..512));
+                    bins.put(1, &whole.with_rows(512..1_024));
+                } else {
+                    bins.put(document, &whole);
+                }
+            }
+            let bytes = |bins: &Bins<'_>| Prices::of(bins).of_all(bins);
+            let before = bytes(&bins);
+            assert_eq!(bytes(&broken(bins)) < before, is_broken, "{slots} slots");
+        }
+    }
+}

@@ -129,7 +129,7 @@ impl<'a> Sides<'a> {
             return 100;
         }
         let (from, to) = (self.bins.all[donor].place(), self.bins.all[receiver].place());
-        self.bins.problem.links.price(from, to).into()
+        self.bins.problem.links.price(from, to)
     }
 
     /// Entries of a side on a bin's node, by their index.
@@ -150,7 +150,7 @@ pub(super) fn edges(sides: &Sides<'_>, number: u64, first: &[usize]) -> Vec<Edge
     for &donor in first {
         give_first(sides, donor, &mut surplus, &mut room, &mut edges);
     }
-    let all = |side: &Side| side.iter().map(|it| it.0).sum::<u64>();
+    let all = |side: &Side| side.iter().map(|it| u128::from(it.0)).sum::<u128>();
     let mut unused = all(&room).saturating_sub(all(&surplus));
     let mut blur = Blur::of(number);
     while let (Some(&most), Some(&widest)) = (surplus.last(), room.last()) {
@@ -166,8 +166,8 @@ pub(super) fn edges(sides: &Sides<'_>, number: u64, first: &[usize]) -> Vec<Edge
             let (donor, receiver) = if gives { (bin, fit) } else { (fit, bin) };
             edges.push(Edge { donor, receiver, cost });
         }
-        if !gives && left <= unused.min(sides.bins.level / UNUSED) {
-            unused -= left;
+        if !gives && u128::from(left) <= unused.min((sides.bins.level / UNUSED).into()) {
+            unused -= u128::from(left);
         } else if left > sides.worth {
             insert(own, (left, bin));
         }
@@ -213,7 +213,7 @@ fn cheapest_room(sides: &Sides<'_>, room: &Side, donor: usize, amount: u64) -> O
     let price = |at: &usize| {
         let cost = room[*at].0.min(amount);
         // √cost · percent / cost, the larger the worse.
-        (sides.percent(donor, room[*at].1) << 32) / sides.root(cost).max(1)
+        (u128::from(sides.percent(donor, room[*at].1)) << 32) / u128::from(sides.root(cost).max(1))
     };
     (0..room.len()).min_by_key(|at| (price(at), room[*at]))
 }
@@ -247,15 +247,16 @@ fn best_fit(
         let (one, far) = (price(first), way(first));
         let seconds = [second, close].into_iter().flatten().map(Some);
         for at in std::iter::once(None).chain(seconds) {
-            let all = one.saturating_add(at.map_or(0, price));
+            // A root has 16 bits and a percent less than 40, so sums of a few prices fit.
+            let all = one + at.map_or(0, price);
             let blurred = blur.next();
             if all >= best.0 {
                 continue;
             }
             let left = left - at.map_or(0, |at| side[at].0);
             let rest = sides.root(left) * far.max(at.map_or(0, way));
-            let all = all.saturating_add(blur.rest(rest, gives));
-            let score = all.saturating_add(all / 1_024 * blurred);
+            let all = all + blur.rest(rest, gives);
+            let score = all + all / 1_024 * blurred;
             if score < best.0 {
                 best = (score, [Some(first), at]);
             }
@@ -293,7 +294,7 @@ impl Blur {
     }
 
     fn rest(&self, price: u64, gives: bool) -> u64 {
-        (price / 4).saturating_mul(if gives { self.left.0 } else { self.left.1 })
+        price / 4 * if gives { self.left.0 } else { self.left.1 }
     }
 
     /// By how many parts of 1,024 the next price is raised: 0 to 63, pseudo-random.

@@ -287,6 +287,22 @@ mod tests {
         assert!(known <= 2 * all.max(40 * 1_000), "{known} tiles put, with equal links {all}");
     }
 
+    #[test]
+    fn problems_are_searched_up_to_the_tiles_and_slots_that_the_page_says() {
+        let few = |tiles: usize, slots: usize| {
+            let documents = vec![Document { rows: 128 * tiles as u32 - 7, mask: Mask::Causal }];
+            let slot = Slot { weight: 100, head_start: 0, home: None, memory: 1 << 50 };
+            Problem {
+                layout: Layout::end_to_end(documents, 10_000).unwrap(),
+                slots: vec![slot; slots],
+                ..problem(1, Links::equal())
+            }
+        };
+        assert!(visits(&few(MOST_TILES, MOST_BINS)) > 0);
+        assert_eq!(visits(&few(MOST_TILES + 1, MOST_BINS)), 0);
+        assert_eq!(visits(&few(MOST_TILES, MOST_BINS + 1)), 0);
+    }
+
     /// Two slots of which one is at home, six tiles of documents under windows, causal and full masks.
     #[test]
     fn the_search_counts_what_bins_pull() {

@@ -11,6 +11,9 @@ use super::groups::Span;
 use super::prices::Prices;
 use crate::{DocumentId, TILE_ROWS};
 
+/// Bytes of an item, and of the keys of a column, are below this: those of all items, and their price of lateness, fit 63 bits.
+const MOST_BYTES: i64 = i64::MAX >> 20;
+
 /// A tile under heads that stay together, and what it costs in each bin.
 pub(super) struct Item {
     pub(super) span: Span,
@@ -34,10 +37,11 @@ pub(super) struct Items {
 }
 
 impl Items {
-    pub(super) fn of(bins: &Bins<'_>) -> Self {
+    /// The items of bins; none if their bytes are more than 64 bits can sum.
+    pub(super) fn of(bins: &Bins<'_>) -> Option<Self> {
         let problem = bins.problem;
         let prices = Prices::of(bins);
-        let bytes = |it: i128| i64::try_from(it).unwrap_or(i64::MAX / 1_024);
+        let bytes = |it: i128| i64::try_from(it).ok().filter(|it| *it < MOST_BYTES);
         let (mut all, mut firsts, mut column, mut next) = (Vec::new(), Vec::new(), Vec::new(), 0);
         let parts = if problem.heads_may_part() { 1 } else { problem.heads.kv };
         for (document, it) in (0..).map(DocumentId).zip(problem.layout.documents()) {
@@ -48,15 +52,15 @@ impl Items {
                     let needed = it.mask.keys(it.rows, rows.clone());
                     let span = Span { document, heads: head..head + parts, rows };
                     let none = span.with_rows(0..0);
-                    let of = |span: &Span, keys: Range<u32>| -> Vec<i64> {
+                    let of = |span: &Span, keys: Range<u32>| -> Option<Vec<i64>> {
                         let all = bins.all.iter();
                         all.map(|bin| bytes(prices.of_rows(bins, bin, span, &keys))).collect()
                     };
                     all.push(Item {
                         cost: bins.cost(&span),
-                        queries: of(&span, 0..0),
-                        before: of(&none, 0..needed.start),
-                        until: of(&none, 0..needed.end),
+                        queries: of(&span, 0..0)?,
+                        before: of(&none, 0..needed.start)?,
+                        until: of(&none, 0..needed.end)?,
                         span,
                     });
                     firsts.push(first);
@@ -66,7 +70,7 @@ impl Items {
             }
         }
         let (any, other) = (Below::new(all.len()), Below::new(bins.all.len() - 1));
-        Self { all, first: firsts, column, any, other }
+        Some(Self { all, first: firsts, column, any, other })
     }
 
     /// What no state is below. The query rows of every item travel somewhere, and who has the last tile of a column pulls the keys

@@ -150,19 +150,20 @@ fn give_ends(bins: &mut Bins<'_>, bin: usize, finish: u64, others: &mut Vec<Span
     }
 }
 
-/// Cost that a bin holds.
-fn load(bin: &Bin<'_>) -> u64 {
-    bin.capacity().saturating_add_signed(-bin.left())
-}
-
 /// Cost with which a bin finishes after a time.
 fn beyond(bin: &Bin<'_>, finish: u64) -> u64 {
-    load(bin).saturating_sub(bin.most_by(finish))
+    bin.load.saturating_sub(bin.most_by(finish))
 }
 
 /// Most cost that a bin can get yet to finish by a time.
 fn room_by(bin: &Bin<'_>, finish: u64) -> u64 {
-    bin.most_by(finish).saturating_sub(load(bin))
+    bin.most_by(finish).saturating_sub(bin.load)
+}
+
+/// `all · share / room`, where no share is above the room.
+fn part(all: u64, share: u128, room: u128) -> u128 {
+    let shift = (u128::BITS - room.leading_zeros()).saturating_sub(u64::BITS);
+    u128::from(all) * (share >> shift) / (room >> shift)
 }
 
 /// Spans end to end, and the bins in the order in which they take from them.
@@ -293,11 +294,12 @@ impl Line {
         let (mut whole, mut parts) = (Vec::new(), Vec::new());
         let all = self.before.last().copied().unwrap_or(0);
         let rooms = self.order.iter().map(|bin| bins.all[*bin].left().max(0).unsigned_abs());
-        let room = rooms.clone().sum::<u64>().max(1);
-        let (mut at, mut row, mut share) = (0, 0, 0_u64);
+        let room = rooms.clone().map(u128::from).sum::<u128>().max(1);
+        let (mut at, mut row, mut share) = (0, 0, 0_u128);
         for (index, (&bin, more)) in self.order.iter().zip(rooms).enumerate() {
-            share += more;
-            let until = u128::from(share) * u128::from(all) / u128::from(room);
+            share += u128::from(more);
+            // At most 2^78 times 2^57 where rooms are as wide as they can be; then half of the bits of both will do.
+            let until = part(all, share, room);
             let until = if index + 1 == self.order.len() { all } else { until as u64 };
             // The last span that begins before there, and the tile edge of it that is next.
             let last = self.before.partition_point(|it| *it < until).saturating_sub(1);

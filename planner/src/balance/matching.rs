@@ -24,7 +24,7 @@ use super::together::give_together;
 /// Surpluses below one part in this many of the level are left alone.
 const WORTH: u64 = 1_500;
 /// Accept matchings whose busiest link has up to a fifth more than the least that one has.
-const NEARLY: u64 = 5;
+const NEARLY: u128 = 5;
 /// Maximum documents of a donor that are tried.
 const DOCUMENTS: usize = 3;
 /// Maximum pieces along one edge.
@@ -69,8 +69,8 @@ fn send_shaped(bins: &mut Bins<'_>, rates: Rates, mut edges: Vec<Given>) {
 pub(super) fn matchings(bins: &Bins<'_>, most: usize) -> Vec<Vec<Given>> {
     let sides = Sides::of(bins, bins.level / WORTH);
     let tries = tries_within_time(bins);
-    let mut all: Vec<(u64, u64, Vec<Edge>)> = Vec::with_capacity(tries);
-    let (mut first, mut least, mut busiest) = (Vec::new(), u64::MAX, None);
+    let mut all: Vec<(u128, u128, Vec<Edge>)> = Vec::with_capacity(tries);
+    let (mut first, mut least, mut busiest) = (Vec::new(), u128::MAX, None);
     for number in 0..tries {
         let is_led = number % 2 == 1;
         first.extend(busiest.take_if(|_| is_led));
@@ -101,14 +101,14 @@ fn tries_within_time(bins: &Bins<'_>) -> usize {
 }
 
 /// What the busiest donor sends, what all donors send, and which one is the busiest; amounts are prices of √cost.
-fn estimate(sides: &Sides<'_>, edges: &[Edge]) -> (u64, u64, Option<usize>) {
-    let mut sent = vec![0; sides.count()];
+fn estimate(sides: &Sides<'_>, edges: &[Edge]) -> (u128, u128, Option<usize>) {
+    let mut sent = vec![0_u128; sides.count()];
     for it in edges {
-        sent[it.donor] += sides.price(it.donor, it.receiver, it.cost);
+        sent[it.donor] += u128::from(sides.price(it.donor, it.receiver, it.cost));
     }
     let all = sent.iter().sum();
     for (donor, sent) in sent.iter_mut().enumerate() {
-        *sent /= sides.group(donor).len().max(1) as u64;
+        *sent /= sides.group(donor).len().max(1) as u128;
     }
     let busiest = (0..sent.len()).max_by_key(|donor| (sent[*donor], Reverse(*donor)));
     (busiest.map_or(0, |it| sent[it]), all, busiest)

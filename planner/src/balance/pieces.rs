@@ -103,7 +103,7 @@ fn guesses<'a>(
     let group = problem.heads.query_count(&(0..1)) as f64;
     let mut guesses = Vec::with_capacity(64);
     for offer in offers {
-        let way = f64::from(problem.links.price(bins.all[offer.donor].place(), to.place()));
+        let way = problem.links.price(bins.all[offer.donor].place(), to.place()) as f64;
         let mut last: Option<&Span> = None;
         let mut there = Cow::Borrowed(&[][..]);
         for span in offer.spans {

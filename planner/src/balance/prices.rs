@@ -242,7 +242,7 @@ pub(super) fn away(
     let here = pieces[first..].iter().take_while(|it| it.rows.start < rows.end);
     let priced = here.map(|it| {
         let kept = it.rows.end.min(rows.end) - it.rows.start.max(rows.start);
-        u64::from(kept) * u64::from(bins.problem.links.price(it.rank.0 as usize, there))
+        u64::from(kept) * bins.problem.links.price(it.rank.0 as usize, there)
     });
     i128::from(priced.sum::<u64>())
 }

@@ -53,7 +53,9 @@ pub(super) fn improve(bins: &mut Bins<'_>) {
     if tiles > MOST_TILES || tiles as usize * columns > MOST_ITEMS {
         return;
     }
-    let items = Items::of(bins);
+    let Some(items) = Items::of(bins) else {
+        return;
+    };
     let mut random = Random(0x9E37_79B9_7F4A_7C15);
     let level = i64::try_from(bins.level + bins.enough).unwrap_or(i64::MAX);
     let first = State::of(&items, bins);
@@ -72,7 +74,7 @@ pub(super) fn improve(bins: &mut Bins<'_>) {
     let aim = Aim { by: level, late: 1, bytes: 0, warm: late, enough };
     let early = first.walk(&items, bins, &mut random, &aim);
     let by = early.last.max(level);
-    let worse = (early.bytes.max(1) / level.max(1) + 1).saturating_mul(WORSE);
+    let worse = (early.bytes.max(1) / level.max(1) + 1) * WORSE;
     let aim = Aim { by, late: worse, bytes: 1, warm: dear, enough: (by, floors.bytes) };
     let mut best = if first.last <= by && first.bytes < early.bytes { first } else { early };
     for _ in 0..TURNS {
@@ -234,7 +236,8 @@ impl State {
         let mut best = self.clone();
         let mut lateness: Vec<i64> =
             (0..bins.all.len()).map(|it| now.late(bins, it, aim.by)).collect();
-        let sum = |lateness: &[i64]| lateness.iter().copied().fold(0, i64::saturating_add);
+        // Of up to eight bins, each late by less than 2^60.
+        let sum = |lateness: &[i64]| lateness.iter().sum::<i64>();
         let mut now_late = sum(&lateness);
         let mut moved: Vec<(usize, usize)> = Vec::new();
         for turn in 0..MOVES {
@@ -274,7 +277,7 @@ impl State {
             now_late = late;
             let order = |it: &Self, last: i64| ((last - aim.by).max(0), it.bytes);
             // Only who is late by as little can be better.
-            if late <= (best.last - aim.by).max(0).saturating_mul(bins.all.len() as i64) {
+            if late <= (best.last - aim.by).max(0) * bins.all.len() as i64 {
                 let last = now.finish(bins);
                 if order(&now, last) < order(&best, best.last) {
                     best.clone_from(&now);
@@ -373,7 +376,7 @@ mod tests {
             let mut bins = Bins::new(&problem, Limits::none(), least_work(&problem));
             let spans = place_at_home(&mut bins, &BTreeSet::new());
             fill(&mut bins, spans).unwrap();
-            let items = Items::of(&bins);
+            let items = Items::of(&bins).unwrap();
             let mut state = State::of(&items, &bins);
             for [at, to] in moves {
                 let (at, to) = (usize::from(at) % items.all.len(), usize::from(to) % 3);

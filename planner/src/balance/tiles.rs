@@ -124,7 +124,7 @@ pub(super) fn tiles_of(bins: &Bins<'_>) -> Vec<Tile> {
 /// `documents`.
 fn alike(bins: &Bins<'_>, documents: &[DocumentId]) -> Rc<[usize]> {
     let problem = bins.problem;
-    let ways = |bin: &Bin<'_>| -> Vec<u32> {
+    let ways = |bin: &Bin<'_>| -> Vec<u64> {
         let pieces = documents.iter().flat_map(|it| problem.layout.pieces_of_document(*it));
         pieces.map(|it| problem.links.price(it.rank.0 as usize, bin.place())).collect()
     };

@@ -148,10 +148,10 @@ fn reserves(problem: &Problem, free: &Plan, beside: u64) -> Vec<u64> {
     let held = Held::of(problem, free.bounds().finish);
     let needed = |it: u64| {
         let phases = held.as_ref().map_or(0, |held| held.phases(Some(it)));
-        it.max(beside).saturating_add(phases)
+        u128::from(it.max(beside)) + u128::from(phases)
     };
     let least = all.iter().copied().min_by_key(|it| (needed(*it), *it)).unwrap_or(0);
-    all.retain(|it| *it == least || (*it > least && needed(*it) <= most));
+    all.retain(|it| *it == least || (*it > least && needed(*it) <= u128::from(most)));
     let steps = all.len().saturating_sub(1);
     let mut some: Vec<u64> = (0..TRIED).map(|at| all[steps - at * steps / (TRIED - 1)]).collect();
     some.dedup();

@@ -17,6 +17,7 @@ impl Plan {
     /// * Every row of every KV head of every document is computed exactly once.
     /// * Tasks are in the order (bundle, rows), bundles in the order (slot, document, KV heads, keys);
     ///   head groups of one document in one slot do not overlap, nor do keys of one group.
+    /// * With several lanes all KV heads of a document stay together.
     /// * Keys are those of the mask, and a bundle's keys those of its tasks, without a gap.
     /// * Cuts are where [`Plan::cuts`] says; a standby slot has work only in a plan at home.
     /// * No slot has rows or keys of a rank that it cannot reach.
@@ -70,6 +71,11 @@ impl Plan {
             }
             if kv_heads.is_empty() || kv_heads.end > problem.heads.kv {
                 return refuse("its kv heads do not exist");
+            }
+            if !problem.heads_may_part() && *kv_heads != problem.all_heads() {
+                return refuse(
+                    "its kv heads are some of all, but with several lanes all move together",
+                );
             }
             if tasks.is_empty() || tasks.start != next || tasks.end as usize > self.tasks.len() {
                 return refuse("its tasks do not follow those of the bundle before");

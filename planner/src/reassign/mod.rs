@@ -105,7 +105,7 @@ pub fn reassign(
                 Error::BundleFitsNowhere { bundle, document, needed }
             });
         };
-        let latest = earliest.saturating_add(earliest / 16);
+        let latest = earliest + earliest / 16;
         let at_home = rows_at_home(problem, plan, bundle);
         let is_early = |it: &Survivor| it.finish(cost) <= latest && fits(it);
         let best = if problem.links.are_equal() {
@@ -137,7 +137,7 @@ struct Survivor<'a> {
 
 impl Survivor<'_> {
     fn finish(&self, more: u64) -> u64 {
-        self.slot.finish(self.load.saturating_add(more))
+        self.slot.finish(self.load + more)
     }
 
     /// Speed of the slot in percent; standby counts as 100.

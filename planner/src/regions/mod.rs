@@ -310,8 +310,8 @@ impl<'a> Dealing<'a> {
     /// A region with work for which no slot computes yet, since its work is too little for a slot or its own slots begin after
     /// the level, gets a little of one, beyond what that can do by the level: of the slot that is then done first.
     fn none_without(&mut self) {
-        let mut done: Vec<u64> =
-            self.slots.iter().map(|it| it.head_start.max(self.level)).collect();
+        let mut done: Vec<u128> =
+            self.slots.iter().map(|it| it.head_start.max(self.level).into()).collect();
         for region in 0..self.works.len() {
             let work = self.works[region];
             if work == 0 || !self.shares[region].is_empty() {
@@ -319,13 +319,13 @@ impl<'a> Dealing<'a> {
             }
             let then = |at: usize| {
                 let Slot { weight, .. } = self.slots[at];
-                done[at].saturating_add(work.saturating_mul(100) / u64::from(weight.max(1)))
+                done[at] + u128::from(work) * 100 / u128::from(weight.max(1))
             };
             let active = (0..self.slots.len()).filter(|at| !self.slots[*at].is_standby());
             let Some(first) = active.min_by_key(|at| (then(*at), *at)) else {
                 continue;
             };
-            let head_start = done[first];
+            let head_start = u64::try_from(done[first]).unwrap_or(u64::MAX);
             done[first] = then(first);
             self.shares[region].push(Share { slot: SlotId(first as u32), head_start });
         }

@@ -1,9 +1,9 @@
 //! What holds for every plan of every problem.
 
 use cadre_planner::{
-    Costs, Document, DocumentId, Error, Heads, Layout, Mask, Plan, Problem, RankId, SlotId,
-    Stretch, TILE_ROWS, check_beside, imbalance_at_home, memory_of_slot, plan, plan_at_home,
-    plan_beside,
+    Costs, Document, DocumentId, Error, Heads, Layout, Link, Mask, Plan, Prices, Problem, RankId,
+    SlotId, Stretch, TILE_ROWS, Tolerance, check_beside, imbalance_at_home, memory_of_slot, plan,
+    plan_at_home, plan_beside,
 };
 use proptest::prelude::*;
 
@@ -177,19 +177,45 @@ proptest! {
         problem in problems(any::<u64>()),
         numbers in any::<[u16; 3]>(),
         costs in any::<[u32; 3]>(),
-        weights in prop::collection::vec((any::<u32>(), any::<u64>(), 0_u32..64), 6),
+        weights in prop::collection::vec((any::<u32>(), 0_u32..32, any::<u64>(), 0_u32..64), 6),
+        beside in (any::<u64>(), 0_u32..64),
+        rates in prop::option::of(prop::collection::vec((any::<u32>(), 0_u32..32), 18)),
+        tolerance in prop_oneof![6 => Just(1.002), 1 => 1.0..=2.0, 1 => Just(2.0)],
     ) {
         let mut problem = problem;
-        for (slot, (weight, head_start, shift)) in problem.slots.iter_mut().zip(weights) {
-            slot.weight = weight;
+        for (slot, (weight, small, head_start, shift)) in problem.slots.iter_mut().zip(weights) {
+            slot.weight = weight >> small;
             slot.head_start = head_start >> shift;
+        }
+        problem.tolerance = Tolerance::new(tolerance).unwrap();
+        if let Some(rates) = rates {
+            let rate = |(rate, small): (u32, u32)| (rate >> small).clamp(1, 10_000_000);
+            let places = problem.places().1;
+            let link = |at: usize| Link {
+                node: at as u32 / 2,
+                rail: 0,
+                leaf: 0,
+                out: rate(rates[at % 12]),
+                into: rate(rates[(at + 3) % 12]),
+            };
+            problem.links.places = (0..places).map(link).collect();
+            let [node, rail, leaf, far] = [12, 13, 14, 15].map(|at| rate(rates[at]));
+            problem.links.prices = Prices { node, rail, leaf, far };
         }
         let [tile, task, backward_percent] = costs;
         problem.costs = Costs { tile, task, backward_percent, ..problem.costs };
         let _ = plan(&problem);
+        if problem.tolerance == Tolerance::USUAL {
+            let _ = plan_beside(&problem, beside.0 >> beside.1);
+        }
         let [query, kv, dim] = numbers;
         problem.heads = Heads { query: (query % 64).saturating_mul(kv), kv, dim };
         let _ = (plan(&problem), plan_at_home(&problem), imbalance_at_home(&problem));
+        if let Ok(plan) = plan(&problem) {
+            prop_assert_eq!(plan.check(&problem), Ok(()));
+            let most = plan.bounds();
+            prop_assert!(most.finish < u64::MAX && most.link < u64::MAX, "{:?}", most);
+        }
     }
 
     #[test]

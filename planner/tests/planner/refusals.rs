@@ -1,8 +1,8 @@
 //! Problems and plans that are refused, each by name.
 
 use cadre_planner::{
-    BundleId, Costs, DocumentId, Error, Heads, Plan, Problem, Profile, ProfileError, RankId, Slot,
-    SlotId, plan, plan_at_home,
+    BundleId, Costs, DocumentId, Error, Heads, Link, Plan, Problem, Profile, ProfileError, RankId,
+    Slot, SlotId, Tolerance, plan, plan_at_home,
 };
 use serde_json::{Value, json};
 
@@ -197,4 +197,42 @@ fn a_wrong_plan_is_found_by_its_check() {
     check(&|it| it["bounds"]["finish"] = json!(1), Error::BadBounds);
     let planned = good["problem"].as_u64().unwrap();
     check(&|it| it["problem"] = json!(1), Error::OtherProblem { planned: 1, given: planned });
+}
+
+/// Each lane holds its own heads, so a plan in which they part is none for lanes, whoever wrote it.
+#[test]
+fn heads_of_a_document_part_with_one_lane_alone() {
+    let one = problem(vec![causal(4_096)], 4_096, vec![dedicated(100); 2]);
+    let parted = plan(&one).unwrap();
+    assert!(parted.bundles().iter().any(|it| it.kv_heads.len() == 1), "{parted:?}");
+    let two = Problem { lanes: 2, ..one };
+    let mut text = serde_json::to_value(&parted).unwrap();
+    text["problem"] = json!(two.digest());
+    let parted: Plan = serde_json::from_value(text).unwrap();
+    let why = "its kv heads are some of all, but with several lanes all move together";
+    assert_eq!(parted.check(&two), Err(Error::BadBundle { bundle: BundleId(0), why }));
+}
+
+/// Finishing times, and times of links, that 64 bits cannot add: plans that differ would look equal.
+#[test]
+fn slots_and_links_too_slow_to_be_counted_are_refused() {
+    let refused = |problem: &Problem, expected: &str| {
+        let error = plan(problem).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{error}");
+    };
+    let mut much = problem(vec![causal(2_000); 8], 4_000, vec![dedicated(100), dedicated(1)]);
+    much.costs.tile = u32::MAX;
+    much.heads = Heads { query: 60_000, kv: 2, dim: 8 };
+    much.tolerance = Tolerance::new(2.0).unwrap();
+    refused(&much, "slot 1 of weight 1 alone would need longer than 1152921504606846976");
+    much.slots[1].weight = 0;
+    assert_eq!(plan(&much).map(|it| it.check(&much)), Ok(Ok(())));
+    let mut slow = problem(vec![causal(1 << 20); 8], 1 << 20, vec![dedicated(100); 4]);
+    slow.heads = Heads { query: 16_000, kv: 8_000, dim: 2_000 };
+    slow.lanes = 1_000;
+    let link = Link { node: 0, rail: 0, leaf: 0, out: 50_000, into: 50_000 };
+    slow.links.places = vec![link; 12];
+    slow.links.places[3].into = 1;
+    slow.links.prices.far = 10_000_000;
+    refused(&slow, "a link of 1 bytes a microsecond may need longer than 2305843009213693952");
 }

@@ -55,7 +55,7 @@ fn what_may_be_less_even_loads_its_busiest_link_less_on_fresh_draws() {
 /// Whether a plan is worse than one that a narrower ratio allows and that keeps it: its busiest link has more to do, or it moves more
 /// bytes; where links are known, with as much to do there. One that was late may become so by less.
 fn is_worse(narrow: &Bounds, wide: &Bounds, ratio: f64, is_known: bool) -> bool {
-    let is_on_time = narrow.finish <= latest(wide.level, ratio) - wide.level / 10_000 - 1;
+    let is_on_time = narrow.finish < latest(wide.level, ratio) - wide.level / 10_000;
     let moves_more = wide.pulled > narrow.pulled && (!is_known || wide.link == narrow.link);
     is_on_time && (wide.link > narrow.link || moves_more)
 }

@@ -70,14 +70,16 @@ pub(super) fn bend<'a>(
 
 /// Evens out bins within their limits.
 pub(super) fn settle(mut bins: Bins<'_>) -> Bins<'_> {
-    let mut before = u64::MAX;
+    let mut before = None;
     for _ in 0..TRADES * bins.all.len() {
         even(&mut bins);
-        let late = bins.all.iter().map(|it| it.finish().saturating_sub(latest(&bins))).sum::<u64>();
-        if late.saturating_add(bins.level / WORTH) > before || !trade::trade(&mut bins) {
+        let lateness = bins.all.iter().map(|it| it.finish().saturating_sub(latest(&bins)));
+        let late = lateness.map(u128::from).sum::<u128>();
+        let is_enough = before.is_some_and(|before| late + u128::from(bins.level / WORTH) > before);
+        if is_enough || !trade::trade(&mut bins) {
             break;
         }
-        before = late;
+        before = Some(late);
     }
     bins
 }

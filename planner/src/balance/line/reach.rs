@@ -189,7 +189,7 @@ impl<'a, 'b> Taking<'a, 'b> {
             self.next += 1;
         }
         let before = &self.line.before;
-        let most = before[self.next].saturating_add(room);
+        let most = before[self.next] + room;
         let end = before.partition_point(|it| *it <= most) - 1;
         if end > self.next {
             self.taken.0.push((bin, self.next..end));
