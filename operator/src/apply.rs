@@ -10,7 +10,6 @@
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -105,9 +104,7 @@ where
     let client = &context.client;
     context.metrics.action(&action);
     match action {
-        Action::Scale { replicas, annotation, text } => {
-            return scale(client, owner, replicas, (annotation, &text)).await;
-        }
+        Action::Scale { replicas } => return scale(client, owner, replicas).await,
         Action::Guard => return finalizers(client, owner, true).await,
         Action::Release => return finalizers(client, owner, false).await,
         Action::Create(Object::Pod(pod)) => {
@@ -260,7 +257,6 @@ async fn scale<K>(
     client: &Client,
     owner: &K,
     replicas: u32,
-    (annotation, text): (&str, &str),
 ) -> Result<Option<String>, Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
@@ -269,10 +265,6 @@ where
         + DeserializeOwned,
 {
     let name = owner.name_any();
-    let mut annotations = BTreeMap::new();
-    if !text.is_empty() {
-        annotations.insert(annotation, text);
-    }
     // With the uid, an object that is gone is not made anew.
     let patch = json!({
         "apiVersion": K::api_version(&()),
@@ -280,7 +272,6 @@ where
         "metadata": {
             "uid": owner.uid(),
             "resourceVersion": owner.resource_version(),
-            "annotations": annotations,
         },
         "spec": {"replicas": replicas},
     });

@@ -12,8 +12,8 @@ use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selec
 use crate::podspec::{complete, empty, mount, variable, volume};
 use crate::settings::Settings;
 use cadre_crds::contract::{
-    ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, CADRE_INCARNATION, CADRE_INDEX,
-    CADRE_POOL, CADRE_ROLE, LABEL_CLASS, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE,
+    ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, ANNOTATION_TAKEN_OVER,
+    CADRE_INCARNATION, CADRE_INDEX, CADRE_POOL, CADRE_ROLE, LABEL_CLASS, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE,
     LABEL_SLOT, ROLE_SERVER, ROLE_TRAINER, SERVER_CONTAINER,
 };
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Colocation};
@@ -277,11 +277,18 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 
 /// One server at a time may be evicted; those that are not ready always may. The disruption controller counts the others from
 /// `spec.replicas`, through the scale subresource: those that find no node would count as evicted as long as that is so, and
-/// nobody could drain a node.
-pub(crate) fn budget(pool: &AttentionPool, without_node: usize) -> PodDisruptionBudget {
+/// nobody could drain a node. It also keeps when numbers of others were taken over, if any were.
+pub(crate) fn budget(
+    pool: &AttentionPool,
+    without_node: usize,
+    taken_over: &str,
+) -> PodDisruptionBudget {
     let most = i32::try_from(without_node).unwrap_or(i32::MAX).saturating_add(1);
+    let mut metadata = meta(pool, names::servers_budget(name(&pool.metadata)));
+    let noted = (ANNOTATION_TAKEN_OVER.to_owned(), taken_over.to_owned());
+    metadata.annotations = (!taken_over.is_empty()).then(|| BTreeMap::from([noted]));
     PodDisruptionBudget {
-        metadata: meta(pool, names::servers_budget(name(&pool.metadata))),
+        metadata,
         spec: Some(PodDisruptionBudgetSpec {
             min_available: None,
             selector: Some(LabelSelector {

@@ -42,7 +42,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
-use crate::names::{LAST_INCARNATION, is_owned, owned_by, pool_labels};
+use crate::names::{LAST_INCARNATION, annotation, is_owned, owned_by, pool_labels};
 use crate::pod::{State, set_up_by, unscheduled};
 use crate::settings::Settings;
 pub use facts::facts;
@@ -155,16 +155,12 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
         return (decision, observed.memory.clone());
     }
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
-    // In this look those stay wanted who were; the number that is written counts from the next one on.
-    decision.actions.extend(scale.write.map(|(replicas, text)| Action::Scale {
-        replicas,
-        annotation: ANNOTATION_TAKEN_OVER,
-        text,
-    }));
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
-        surroundings(observed, &all, &mut decision.actions);
+        surroundings(observed, (&all, &scale.taken_over), &mut decision.actions);
     }
+    // In this look those stay wanted who were; the number that is written counts from the next one on.
+    decision.actions.extend(scale.write.map(|replicas| Action::Scale { replicas }));
     let wanted = scale.servers as usize;
     if !deleted {
         revision::keep(observed, &all, wanted, &mut decision.actions);
@@ -203,7 +199,11 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut 
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Action>) {
+fn surroundings(
+    observed: &Observed,
+    (all, taken_over): (&[Server<'_>], &str),
+    actions: &mut Vec<Action>,
+) {
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -219,7 +219,7 @@ fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Actio
     let finds_none =
         |it: &&Server<'_>| it.state == State::Unscheduled && unscheduled(it.pod).is_some();
     let without_node = all.iter().filter(finds_none);
-    let budget = manifest::budget(pool, without_node.count());
+    let budget = manifest::budget(pool, without_node.count(), taken_over);
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
@@ -230,7 +230,10 @@ fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Actio
             // Earlier builds said it so, and an apply does not take away what a create has set.
             if found.spec.as_ref().is_some_and(|it| it.min_available.is_some()) {
                 actions.push(Action::Delete(Reference::new(Kind::Budget, &found.metadata)));
-            } else if content(found) != content(&budget) {
+            } else if content(found) != content(&budget)
+                || !taken_over.is_empty()
+                    && annotation(&found.metadata, ANNOTATION_TAKEN_OVER) != Some(taken_over)
+            {
                 actions.push(Action::Apply(Object::Budget(Box::new(budget))));
             }
         }

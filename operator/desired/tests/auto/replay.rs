@@ -10,6 +10,7 @@ use cadre_desired::pool::{Observed, Report, decide, status};
 use cadre_desired::{Action, Applied, Object, Settings};
 use cadre_views::JobKey;
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -34,6 +35,7 @@ pub(crate) enum Trainers {
 /// A pool whose servers share a load evenly.
 pub(crate) struct Replay {
     pub(crate) pool: AttentionPool,
+    pub(crate) budget: Option<PodDisruptionBudget>,
     /// When each server was asked for.
     pub(crate) servers: Vec<i64>,
     pub(crate) memory: Memory,
@@ -69,6 +71,7 @@ impl Replay {
         let servers = vec![0; replicas as usize];
         let mut replay = Self {
             pool,
+            budget: None,
             servers,
             memory: Memory::default(),
             second: 1_000,
@@ -138,7 +141,7 @@ impl Replay {
             pool: self.pool.clone(),
             unreadable: None,
             service: None,
-            budget: None,
+            budget: self.budget.clone(),
             revisions: Vec::new(),
             pods: pods.into_iter().map(Arc::new).collect(),
             trainers,
@@ -206,9 +209,22 @@ impl Replay {
                 assert_eq!(*reason, "ScaledDown", "nobody is replaced");
                 self.drained += 1;
             }
-            if let Action::Scale { replicas, annotation, text } = action {
-                scale(&mut self.pool, replicas, annotation, text);
-                self.written.push(replicas);
+            match action {
+                Action::Scale { replicas } => {
+                    scale(&mut self.pool, replicas);
+                    self.written.push(replicas);
+                }
+                Action::Create(Object::Budget(it)) | Action::Apply(Object::Budget(it)) => {
+                    self.budget = Some(*it);
+                }
+                Action::Create(_)
+                | Action::Apply(_)
+                | Action::Drain { .. }
+                | Action::Note { .. }
+                | Action::Delete(_)
+                | Action::DeleteSelf
+                | Action::Guard
+                | Action::Release => {}
             }
         }
         // Servers come and go at once.

@@ -219,9 +219,9 @@ impl World {
                 assert!(!served || late, "{} is deleted while it serves", which.name);
                 pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
             }
-            Action::Scale { replicas, annotation, text } => {
+            Action::Scale { replicas } => {
                 assert_eq!(self.pool.spec.scaling.mode, ScalingMode::Auto, "whose number it is");
-                scale(&mut self.pool, replicas, annotation, text);
+                scale(&mut self.pool, replicas);
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {

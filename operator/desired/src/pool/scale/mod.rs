@@ -56,8 +56,10 @@ const LAND_PERCENT: u64 = 90;
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
     pub(crate) servers: u32,
-    /// What is to be written as `spec.replicas`, and the annotation of the same write.
-    pub(crate) write: Option<(u32, String)>,
+    /// What is to be written as `spec.replicas`.
+    pub(crate) write: Option<u32>,
+    /// When numbers of others were taken over, with that of this look; to be noted before the number is written.
+    pub(crate) taken_over: String,
     pub(crate) memory: Memory,
     pub(crate) again: Option<i64>,
 }
@@ -65,7 +67,13 @@ pub(crate) struct Scale {
 impl Scale {
     /// A pool that is being deleted.
     pub(crate) fn none(observed: &Observed) -> Self {
-        Self { servers: 0, write: None, memory: observed.memory.clone(), again: None }
+        Self { memory: observed.memory.clone(), ..Self::as_written(0) }
+    }
+
+    /// A number that somebody else decides on.
+    fn as_written(servers: u32) -> Self {
+        let (memory, taken_over) = (Memory::default(), String::new());
+        Self { servers, write: None, taken_over, memory, again: None }
     }
 }
 
@@ -73,20 +81,20 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let pool = &observed.pool;
     let replicas = pool.spec.replicas;
     if pool.spec.scaling.mode != ScalingMode::Auto {
-        return Scale { servers: replicas, write: None, memory: Memory::default(), again: None };
+        return Scale::as_written(replicas);
     }
     let second = now.as_second();
     let current = decided(observed);
     let mut memory = observed.memory.clone();
-    memory.meet(pool, current, second);
+    memory.meet(observed, current, now);
     let Wish { servers: wanted, percent, reason } = wish(observed, &mut memory, current, second);
     let is_ours = owner::is_ours(pool);
     let is_due = !is_ours || wanted != replicas;
-    let write = (is_due && !memory.leaves_alone(second)).then(|| (wanted, owner::noted(pool, now)));
+    let write = (is_due && !memory.leaves_alone(second)).then_some(wanted);
     if write.is_some() {
-        memory.takes_over();
+        memory.writes(observed, now);
     }
-    memory.intent = write.as_ref().filter(|it| it.0 != replicas).map(|_| ScaleDecision {
+    memory.intent = write.filter(|it| *it != replicas).map(|_| ScaleDecision {
         time: Time(now),
         from: replicas,
         to: wanted,
@@ -99,7 +107,8 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
             true => format!("{replicas} is not between spec.scaling.min and spec.scaling.max"),
         },
     });
-    Scale { servers: current, write, memory, again: Some(LOOK_SECONDS) }
+    let taken_over = memory.takeovers();
+    Scale { servers: current, write, taken_over, memory, again: Some(LOOK_SECONDS) }
 }
 
 /// Servers that are wanted from now on.
