@@ -41,6 +41,8 @@ pub(crate) struct Done {
     pub(crate) version: Option<String>,
     /// The first failure; the others that there may be are met again in the next look.
     pub(crate) failed: Option<Error>,
+    /// Whether a pod was not made.
+    pub(crate) lacks_pods: bool,
 }
 
 /// Carries all actions for `owner` out, after `prepared` did or did not get ready what workers need.
@@ -67,6 +69,7 @@ where
         | Action::Release => false,
     });
     let no_more_pods = AtomicBool::new(prepared.is_err());
+    let lacks_pods = AtomicBool::new(false);
     let (mut owner, mut version, mut result) = (owner.clone(), None, prepared);
     for action in others {
         if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
@@ -80,16 +83,15 @@ where
     }
     let pod = async |action: Action| {
         let makes = matches!(action, Action::Create(_));
-        if makes && no_more_pods.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let done = one(context, &owner, action).await.map(drop);
+        let is_refused = makes && no_more_pods.load(Ordering::Relaxed);
+        let done = if is_refused { Ok(()) } else { one(context, &owner, action).await.map(drop) };
         no_more_pods.fetch_or(makes && done.is_err(), Ordering::Relaxed);
+        lacks_pods.fetch_or(makes && (is_refused || done.is_err()), Ordering::Relaxed);
         done
     };
     let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
     let failed = pods.into_iter().fold(result, Error::first).err();
-    Done { version, failed }
+    Done { version, failed, lacks_pods: lacks_pods.into_inner() }
 }
 
 /// Carries one action out. Out: the owner's version, if the action has changed it.

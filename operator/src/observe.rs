@@ -62,6 +62,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let revisions = context.caches.revisions.state_filter(of_home);
     let is_auto = object.spec.scaling.mode == ScalingMode::Auto;
     let demands = if is_auto { demands(context, &trainers) } else { BTreeMap::new() };
+    let uid = object.uid().unwrap_or_default();
     pool::Observed {
         pool: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -77,8 +78,9 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         reports_complete: complete,
         has_control: context.issuer.folder.is_some(),
         lost,
+        unmade_since: context.unmade.since(&uid),
         demands,
-        memory: context.memory(&object.uid().unwrap_or_default()),
+        memory: context.memory(&uid),
     }
 }
 

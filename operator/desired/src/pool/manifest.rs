@@ -276,14 +276,14 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 }
 
 /// One server at a time may be evicted; those that are not ready always may. The disruption controller counts the others from
-/// `spec.replicas`, through the scale subresource: those that find no node would count as evicted as long as that is so, and
-/// nobody could drain a node. It also keeps when numbers of others were taken over, if any were.
+/// `spec.replicas`, through the scale subresource: those that find no node, or that the API server refuses, would count as
+/// evicted as long as that is so (`missing`), and nobody could drain a node. It also keeps when numbers of others were taken over, if any were.
 pub(crate) fn budget(
     pool: &AttentionPool,
-    without_node: usize,
+    missing: usize,
     taken_over: &str,
 ) -> PodDisruptionBudget {
-    let most = i32::try_from(without_node).unwrap_or(i32::MAX).saturating_add(1);
+    let most = i32::try_from(missing).unwrap_or(i32::MAX).saturating_add(1);
     let mut metadata = meta(pool, names::servers_budget(name(&pool.metadata)));
     let noted = (ANNOTATION_TAKEN_OVER.to_owned(), taken_over.to_owned());
     metadata.annotations = (!taken_over.is_empty()).then(|| BTreeMap::from([noted]));

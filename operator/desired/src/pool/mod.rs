@@ -56,6 +56,10 @@ const PAUSE_SECONDS: i64 = 10;
 /// Longest pause.
 const LONGEST_PAUSE_SECONDS: i64 = 300;
 
+/// Seconds after which servers that the API server refuses to make are taken for missing until further notice. Before, one
+/// that was evicted may leave its quota to its successor with a delay.
+const UNMADE_SECONDS: i64 = 60;
+
 /// Seconds between two looks while servers may still come back to a new leader.
 const LOOK_AGAIN_SECONDS: i64 = 5;
 
@@ -95,6 +99,8 @@ pub struct Observed {
     pub has_control: bool,
     /// When servers lost their connection that have had one, by the name of the pod.
     pub lost: BTreeMap<String, Timestamp>,
+    /// Since when the API server refuses to make further servers, if it does: for a quota or an admission policy.
+    pub unmade_since: Option<Timestamp>,
     /// Demand of the jobs whose trainers are there, by namespace and name. Read in mode `Auto` alone.
     pub demands: BTreeMap<(String, String), Demand>,
     /// What mode `Auto` remembers.
@@ -157,7 +163,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
-        surroundings(observed, (&all, &scale.taken_over), &mut decision.actions);
+        surroundings(observed, (&all, &scale), now, &mut decision);
     }
     // In this look those stay wanted who were; the number that is written counts from the next one on.
     decision.actions.extend(scale.write.map(|replicas| Action::Scale { replicas }));
@@ -201,9 +207,11 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut 
 /// The Service and the disruption budget. Those of somebody else are left alone.
 fn surroundings(
     observed: &Observed,
-    (all, taken_over): (&[Server<'_>], &str),
-    actions: &mut Vec<Action>,
+    (all, scale): (&[Server<'_>], &Scale),
+    now: Timestamp,
+    decision: &mut Decision,
 ) {
+    let actions = &mut decision.actions;
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -218,8 +226,20 @@ fn surroundings(
     }
     let finds_none =
         |it: &&Server<'_>| it.state == State::Unscheduled && unscheduled(it.pod).is_some();
-    let without_node = all.iter().filter(finds_none);
-    let budget = manifest::budget(pool, without_node.count(), taken_over);
+    let without_node = all.iter().filter(finds_none).count();
+    let taken_over = scale.taken_over.as_str();
+    let lasts = observed.unmade_since.map(|it| now.as_second() - it.as_second());
+    let unmade = match lasts {
+        Some(lasts) if lasts >= UNMADE_SECONDS => {
+            (scale.servers.saturating_sub(scale::there(observed))) as usize
+        }
+        Some(lasts) => {
+            decision.again = soonest(decision.again, Some(UNMADE_SECONDS - lasts.max(0)));
+            0
+        }
+        None => 0,
+    };
+    let budget = manifest::budget(pool, without_node + unmade, taken_over);
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {

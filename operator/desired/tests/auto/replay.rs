@@ -152,6 +152,7 @@ impl Replay {
             reports_complete: self.is_complete,
             has_control: true,
             lost: BTreeMap::new(),
+            unmade_since: None,
             demands: demands.collect(),
             memory: self.memory.clone(),
         }

@@ -278,6 +278,7 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
         holders: BTreeMap::new(),
         in_place: 0,
         has_control: false,
+        unmade_since: None,
         lost: BTreeMap::new(),
         demands: BTreeMap::new(),
         reports_complete: true,

@@ -216,7 +216,7 @@ pub(crate) fn decided(observed: &Observed) -> u32 {
 }
 
 /// Slots that have a pod, also one that has failed or was evicted, since it gets a successor; without those that shrink away.
-fn there(observed: &Observed) -> u32 {
+pub(crate) fn there(observed: &Observed) -> u32 {
     let all = servers(observed);
     let slots: BTreeSet<u32> = all.iter().filter(|it| !it.shrinks()).map(|it| it.slot).collect();
     u32::try_from(slots.len()).unwrap_or(u32::MAX)
