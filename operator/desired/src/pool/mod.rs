@@ -273,6 +273,10 @@ fn leave(
     for server in all.iter().filter(|it| it.is_present()) {
         let Some(drain) = &server.drain else { continue };
         let left = drain.since.as_second() + timeout - now.as_second();
+        if let Some(reason) = drain.comes_from_another_clock(now) {
+            let pod = Reference::new(Kind::Pod, &server.pod.metadata);
+            decision.actions.push(Action::Drain { pod, reason, since: now });
+        }
         if server.may_go(observed.reports_complete) || left <= 0 {
             decision.actions.push(Action::Delete(Reference::new(Kind::Pod, &server.pod.metadata)));
         } else {
@@ -313,7 +317,7 @@ fn come(
         if let Some(last) = last.filter(|_| failures > 0) {
             let doubled = PAUSE_SECONDS.saturating_mul(1 << (failures - 1).min(16));
             let left =
-                last.ended().as_second() + doubled.min(LONGEST_PAUSE_SECONDS) - now.as_second();
+                last.ended(now).as_second() + doubled.min(LONGEST_PAUSE_SECONDS) - now.as_second();
             if left > 0 {
                 decision.again = soonest(decision.again, Some(left));
                 continue;

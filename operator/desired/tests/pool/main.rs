@@ -1,6 +1,7 @@
 //! Pools: from any state to rest, with no server lost that had something to hand over.
 
 mod automatic;
+mod clocks;
 mod cluster;
 mod events;
 #[path = "../world/replicas.rs"]
