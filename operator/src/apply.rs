@@ -29,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::context::{Context, MANAGER};
-use crate::error::{Error, is_code};
+use crate::error::{Error, is_code, status};
 
 /// Pods written at the same time for one object.
 const AT_ONCE: usize = 16;
@@ -171,7 +171,7 @@ where
     Ok(None)
 }
 
-/// Creates an object. Out: it; none if it was there already and is ours.
+/// Creates an object. Out: it; none if it is there already and is ours.
 async fn create<T, K>(client: &Client, owner: &K, object: T) -> Result<Option<T>, Error>
 where
     T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -182,14 +182,25 @@ where
     let kind = T::kind(&());
     let api = Api::<T>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
     let parameters = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+    let refused = |name: &str, mut error: kube::Error| {
+        let lasting = lasting_name::<T>(name);
+        if let kube::Error::Api(status) = &mut error {
+            status.message = status.message.replace(name, &lasting);
+        }
+        Error::api(format!("create {kind} {lasting}"), error)
+    };
     match api.create(&parameters, &object).await {
         Ok(made) => Ok(Some(made)),
         Err(error) if is_code(&error, 409) => {
             let found = api.get_opt(&name).await;
             let found = found.map_err(|it| Error::api(format!("look at {kind} {name}"), it))?;
-            let owners = found.iter().flat_map(|it| it.owner_references().to_vec());
-            let ours = owners.into_iter().any(|it| Some(it.uid) == owner.uid());
-            if found.is_some() && !ours {
+            let Some(found) = found else {
+                // It has gone meanwhile; or other objects were counted at the same time, as a quota says it.
+                let was_there = status(&error).is_some_and(|it| it.reason == "AlreadyExists");
+                return Err(if was_there { Error::Stale } else { refused(&name, error) });
+            };
+            let ours = found.owner_references().iter().any(|it| Some(&it.uid) == owner.uid().as_ref());
+            if !ours {
                 let kind = match kind.as_ref() {
                     "Service" => "Service",
                     "Job" => "Job",
@@ -201,14 +212,7 @@ where
             }
             Ok(None)
         }
-        Err(error) => {
-            let lasting = lasting_name::<T>(&name);
-            let mut error = error;
-            if let kube::Error::Api(status) = &mut error {
-                status.message = status.message.replace(&name, &lasting);
-            }
-            Err(Error::api(format!("create {kind} {lasting}"), error))
-        }
+        Err(error) => Err(refused(&name, error)),
     }
 }
 
