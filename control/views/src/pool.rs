@@ -16,7 +16,9 @@ use std::time::Duration;
 use crate::job::{Job, Rank};
 use crate::load::{Load, Trouble, reference};
 use crate::server::Member;
-use crate::types::{Command, Facts, Hello, Input, JobFacts, JobKey, ServerId, ServerReport, Who};
+use crate::types::{
+    Command, Facts, Hello, Input, JobFacts, JobKey, ServerId, ServerReport, Unserved, Who,
+};
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -125,6 +127,12 @@ impl Pool {
         present.filter_map(|(&id, it)| Some((id, it.job.as_ref()?)))
     }
 
+    /// The jobs that have no servers though their conductor is there, and why.
+    pub fn unserved(&self) -> impl Iterator<Item = (&JobKey, Unserved)> {
+        let active = self.jobs.iter().filter(|it| it.1.is_active());
+        active.filter_map(|(key, it)| Some((key, it.unserved?)))
+    }
+
     /// Trainers that serve in place: they have connected, and listen.
     pub fn in_place(&self) -> usize {
         let serves = self.facts.as_ref().is_some_and(|it| it.in_place);
@@ -218,6 +226,7 @@ impl Pool {
         }
         if rank == 0 {
             if !hello.secret.is_empty() {
+                job.came.get_or_insert(now);
                 job.secret.clone_from(&hello.secret);
                 job.resume.clone_from(&hello.resume);
             }

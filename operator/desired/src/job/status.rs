@@ -367,11 +367,13 @@ fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
 
 /// Whether a job that runs has less than it should.
 fn degraded(observed: &Observed, failure: Option<&Failure>) -> Said {
-    match obstacle(observed) {
-        Some(obstacle) => {
-            let (reason, message) = words(obstacle);
-            said(true, reason, message)
-        }
+    if let Some(obstacle) = obstacle(observed) {
+        let (reason, message) = words(obstacle);
+        return said(true, reason, message);
+    }
+    let newest = newest(observed).map_or(0, |it| it.number);
+    match observed.unserved.filter(|it| it.0 == newest && failure.is_none()) {
+        Some((_, why)) => said(true, why.reason(), why.words("the job")),
         None => refused(failure),
     }
 }

@@ -6,7 +6,7 @@
 use std::collections::BTreeMap;
 
 use super::revision::Revision;
-use super::server::servers;
+use super::server::{Server, servers};
 use super::{Observed, meta};
 use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
 use crate::podspec::{complete, empty, mount, variable, volume};
@@ -61,7 +61,7 @@ pub(crate) fn server(
 ) -> Pod {
     let pool = revision.pool.as_ref();
     let template = pool.spec.template.clone();
-    let own = || own_template(image(observed, &revision.digest, settings), settings);
+    let own = || own_template(&image(observed, &revision.digest, settings), settings);
     let template = template.unwrap_or_else(own);
     let from = template.metadata.unwrap_or_default();
     let mut labels = from.labels.unwrap_or_default();
@@ -107,14 +107,12 @@ pub(crate) fn server(
 
 /// Image of a server whose revision names none: that of the servers of it that work for jobs, else the chart's. After an
 /// upgrade the chart's may be of another build, which cannot work for these jobs.
-fn image<'a>(observed: &'a Observed, digest: &str, settings: &'a Settings) -> &'a str {
-    let mut all = servers(observed).into_iter();
-    let works = all.find(|it| {
+pub(crate) fn image(observed: &Observed, digest: &str, settings: &Settings) -> String {
+    let all = servers(observed);
+    let works = all.iter().find(|it| {
         it.revision() == Some(digest) && it.stays() && it.report.is_some_and(|it| it.serves)
     });
-    let containers = works.and_then(|it| Some(&it.pod.spec.as_ref()?.containers));
-    let own = containers.and_then(|it| it.iter().find(|it| it.name == SERVER_CONTAINER));
-    own.and_then(|it| it.image.as_deref()).unwrap_or(&settings.server_image)
+    works.and_then(Server::image).unwrap_or(&settings.server_image).to_owned()
 }
 
 /// Pod of a pool without a template: an image of ours, nothing that is not needed.

@@ -33,7 +33,7 @@ use std::sync::Arc;
 use cadre_crds::AttentionPool;
 use cadre_crds::contract::{ANNOTATION_TAKEN_OVER, FINALIZER};
 use cadre_crds::validate::{self, Refusal};
-use cadre_views::JobKey;
+use cadre_views::{JobKey, Unserved};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -68,7 +68,7 @@ const LOOK_AGAIN_SECONDS: i64 = 5;
 const MADE_AT_ONCE: usize = 250;
 
 /// State of a pool in the cluster, and what its servers reported.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// The object.
     pub pool: AttentionPool,
@@ -103,6 +103,8 @@ pub struct Observed {
     pub unmade_since: Option<Timestamp>,
     /// Demand of the jobs whose trainers are there, by namespace and name. Read in mode `Auto` alone.
     pub demands: BTreeMap<(String, String), Demand>,
+    /// Attempts that have no servers though their conductor is there, and why. Read in mode `Auto` alone.
+    pub unserved: BTreeMap<JobKey, Unserved>,
     /// What mode `Auto` remembers.
     pub memory: Memory,
 }
@@ -160,7 +162,7 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     if !deleted && refusal(observed).is_some() {
         return (decision, observed.memory.clone());
     }
-    let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
+    let scale = if deleted { Scale::none(observed) } else { scale::of(observed, settings, now) };
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
         surroundings(observed, (&all, &scale), now, &mut decision);

@@ -130,6 +130,12 @@ impl Server<'_> {
         joins_by(self.pod, JOINS_SECONDS).max(lost.map(|it| it + JOINS_SECONDS))
     }
 
+    /// Image of its container.
+    pub(crate) fn image(&self) -> Option<&str> {
+        let mut containers = self.pod.spec.as_ref()?.containers.iter();
+        containers.find(|it| it.name == SERVER_CONTAINER)?.image.as_deref()
+    }
+
     /// Digest of what it was made from.
     pub(crate) fn revision(&self) -> Option<&str> {
         label(&self.pod.metadata, LABEL_REVISION)

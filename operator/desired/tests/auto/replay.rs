@@ -3,12 +3,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cadre_crds::contract::{ANNOTATION_INCARNATION, LABEL_JOB, LABEL_REVISION, LABEL_SLOT};
+use cadre_crds::contract::{
+    ANNOTATION_INCARNATION, LABEL_ATTEMPT, LABEL_JOB, LABEL_REVISION, LABEL_SLOT,
+};
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Scaling, ScalingMode};
 use cadre_desired::pool::scale::{Demand, Memory};
 use cadre_desired::pool::{Observed, Report, decide, status};
 use cadre_desired::{Action, Applied, Object, Settings};
-use cadre_views::JobKey;
+use cadre_views::{JobKey, Unserved};
 use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
@@ -50,6 +52,10 @@ pub(crate) struct Replay {
     pub(crate) trainers: Trainers,
     /// What is known of the job's demand.
     pub(crate) demand: Demand,
+    /// Whether servers work for the jobs that are there.
+    pub(crate) serves: bool,
+    /// Attempts that no server works for.
+    pub(crate) unserved: BTreeMap<JobKey, Unserved>,
     /// A server that works and whose reports do not arrive.
     pub(crate) silent: Option<usize>,
     /// Whether all servers have had time to come back to this leader.
@@ -81,6 +87,8 @@ impl Replay {
             jobs: 1,
             trainers: Trainers::Running,
             demand: Demand::default(),
+            serves: true,
+            unserved: BTreeMap::new(),
             silent: None,
             is_complete: true,
             revision: String::new(),
@@ -94,6 +102,13 @@ impl Replay {
     /// Another operator leads, and knows what the object says. There is no status that it could know.
     pub(crate) fn take_over(&mut self) {
         self.memory = Memory::default();
+    }
+
+    /// The pool gets another template, and its servers are made from that.
+    pub(crate) fn make(&mut self, image: &str) {
+        let template = json!({"spec": {"containers": [{"name": "server", "image": image}]}});
+        self.pool.spec.template = serde_json::from_value(template).expect("a template");
+        self.revision = self.revision();
     }
 
     /// Somebody else writes a number, or a manifest without one.
@@ -154,6 +169,7 @@ impl Replay {
             lost: BTreeMap::new(),
             unmade_since: None,
             demands: demands.collect(),
+            unserved: self.unserved.clone(),
             memory: self.memory.clone(),
         }
     }
@@ -189,7 +205,7 @@ impl Replay {
                 pod.spec = None;
             } else if since + START <= self.second {
                 let busy = (share * self.noise() / 1_000_000).min(1_000_000);
-                let serves = self.has_jobs && load > 0;
+                let serves = self.has_jobs && load > 0 && self.serves;
                 // Who works for no job reports nothing.
                 let reports_load = serves || !self.has_jobs;
                 let is_heard = reports_load && self.silent != Some(slot);
@@ -249,7 +265,9 @@ fn job(at: usize) -> String {
 /// A trainer of a job.
 fn trainer(at: usize, trainers: Trainers) -> Pod {
     let mut trainer = pod(0, "");
-    trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), job(at))].into());
+    let labels = [(LABEL_JOB, job(at)), (LABEL_ATTEMPT, "1".into())];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value));
+    trainer.metadata.labels = Some(labels.into());
     if trainers == Trainers::WithoutNodes {
         (trainer.spec, trainer.status) = (None, None);
     }

@@ -120,6 +120,7 @@ impl World {
             lost: self.lost.clone(),
             unmade_since: self.unmade_since,
             demands: BTreeMap::new(),
+            unserved: BTreeMap::new(),
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }

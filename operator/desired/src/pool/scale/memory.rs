@@ -10,6 +10,7 @@ use cadre_crds::ScaleDecision;
 use k8s_openapi::jiff::Timestamp;
 
 use super::owner::{QUIET_SECONDS, TAKEOVERS, is_full, is_ours, takeovers};
+use super::strangers::Strangers;
 use super::{LOOK_SECONDS, Observed};
 
 /// Looks that are remembered at most; within a window older ones are thinned out.
@@ -32,6 +33,8 @@ pub struct Memory {
     foreign: Option<u32>,
     /// When the newest number of somebody else came that was left alone.
     left_alone: Option<i64>,
+    /// Jobs that servers of the pool cannot work for.
+    pub(super) strangers: Strangers,
     /// When numbers of others were taken over, the newest last; none before the first look, which reads them.
     taken_over: Option<Vec<Timestamp>>,
     /// Generation of the pool's object with the number that was taken over last. While it has that one, the write has not succeeded.

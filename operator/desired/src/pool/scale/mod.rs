@@ -21,13 +21,14 @@
 //! While a server that works is silent it stays too, and that time is none of little load. Where some of the wanted servers are
 //! not there, it does not take their share for idle, unless no job is there. Servers without a job are idle. A job without a
 //! server gets what it needs at once. A pool has one server at least for each job that is there, and else `min`, so it goes to 0
-//! and comes back.
+//! and comes back. Jobs that no server can work for ask for none (`strangers.rs`).
 //!
 //! Whole numbers only; the memory is bounded.
 
 mod demand;
 mod memory;
 mod owner;
+mod strangers;
 
 use std::collections::BTreeSet;
 
@@ -38,11 +39,13 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::server::servers;
+use crate::settings::Settings;
 pub use demand::Demand;
 use demand::Load;
 pub use memory::Memory;
 pub(crate) use owner::writer;
 pub use owner::writes_replicas;
+use strangers::Strangers;
 
 /// Seconds between two looks at the load.
 const LOOK_SECONDS: i64 = 15;
@@ -77,7 +80,7 @@ impl Scale {
     }
 }
 
-pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
+pub(crate) fn of(observed: &Observed, settings: &Settings, now: Timestamp) -> Scale {
     let pool = &observed.pool;
     let replicas = pool.spec.replicas;
     if pool.spec.scaling.mode != ScalingMode::Auto {
@@ -87,6 +90,7 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
     let current = decided(observed);
     let mut memory = observed.memory.clone();
     memory.meet(observed, current, now);
+    memory.strangers.look(observed, settings);
     let Wish { servers: wanted, percent, reason } = wish(observed, &mut memory, current, second);
     let is_ours = owner::is_ours(pool);
     let is_due = !is_ours || wanted != replicas;
@@ -123,7 +127,7 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
     let scaling = &observed.pool.spec.scaling;
     let window = i64::from(scaling.scale_down_stabilization_seconds);
     let load = demand::load(observed);
-    let least = least(observed, load.as_ref(), current);
+    let least = least((observed, &memory.strangers), load.as_ref(), current);
     let [percent, waited] = load.map_or([0, 0], |it| it.percent());
     let waits = || "a job waits for servers".to_owned();
     let Some(load) = load else {
@@ -161,14 +165,20 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
 
 /// Servers that a pool has at least: one for each job that is there, since a job that gets none asks for its own again; and for
 /// jobs without a server what they need, beside what the others keep busy.
-fn least(observed: &Observed, load: Option<&Load>, current: u32) -> u32 {
+fn least(
+    (observed, strangers): (&Observed, &Strangers),
+    load: Option<&Load>,
+    current: u32,
+) -> u32 {
     let scaling = &observed.pool.spec.scaling;
-    let waiting = demand::waiting(observed);
+    let jobs = demand::live(observed, strangers);
+    let waiting = demand::waiting(observed, &jobs);
     let busy = load.map_or(current, |it| {
         busy_at(it.sum, scaling.target_utilization_percent, 100).min(current)
     });
     let beside = if waiting == 0 { 0 } else { busy.saturating_add(waiting) };
-    let least = beside.max(demand::jobs(observed)).max(scaling.min);
+    let jobs = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+    let least = beside.max(jobs).max(scaling.min);
     least.min(most(&observed.pool))
 }
 
