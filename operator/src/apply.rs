@@ -199,7 +199,8 @@ where
                 let was_there = status(&error).is_some_and(|it| it.reason == "AlreadyExists");
                 return Err(if was_there { Error::Stale } else { refused(&name, error) });
             };
-            let ours = found.owner_references().iter().any(|it| Some(&it.uid) == owner.uid().as_ref());
+            let ours =
+                found.owner_references().iter().any(|it| Some(&it.uid) == owner.uid().as_ref());
             if !ours {
                 let kind = match kind.as_ref() {
                     "Service" => "Service",
@@ -259,11 +260,7 @@ where
 
 /// Writes the number of servers, unless the object has changed since it was looked at: somebody else may have written one. By
 /// server-side apply, the only write that always leaves in `managedFields` whose number it is. Out: the object's version then.
-async fn scale<K>(
-    client: &Client,
-    owner: &K,
-    replicas: u32,
-) -> Result<Option<String>, Error>
+async fn scale<K>(client: &Client, owner: &K, replicas: u32) -> Result<Option<String>, Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone

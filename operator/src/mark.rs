@@ -22,7 +22,7 @@ pub(crate) const LABEL_LEADS: &str = "cadre.dev/leads";
 /// Labels that the pods of one release share.
 const RELEASE: [&str; 2] = ["app.kubernetes.io/name", "app.kubernetes.io/instance"];
 /// Between two looks, after one that went well and after one that did not.
-const LOOKS_APART: [Duration; 2] = [Duration::from_secs(60), Duration::from_secs(2)];
+const LOOKS_APART: [Duration; 2] = [Duration::from_mins(1), Duration::from_secs(2)];
 
 /// Takes the label off this process's pod. Where that cannot be done, workers may try this pod in vain, as they try another one.
 pub(crate) async fn take_off(client: &Client, place: &Place) {
@@ -54,7 +54,8 @@ async fn put_on(client: &Client, place: &Place) -> kube::Result<()> {
         set(&pods, &place.identity, "true".into()).await?;
     }
     let marked = pods.list(&ListParams::default().labels(LABEL_LEADS)).await?;
-    let is_ours = |it: &Pod| RELEASE.iter().all(|key| it.labels().get(*key) == own.labels().get(*key));
+    let is_ours =
+        |it: &Pod| RELEASE.iter().all(|key| it.labels().get(*key) == own.labels().get(*key));
     for other in marked.items.iter().filter(|it| it.name_any() != place.identity && is_ours(it)) {
         set(&pods, &other.name_any(), Value::Null).await?;
     }

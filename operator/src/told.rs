@@ -208,11 +208,7 @@ impl Told {
     }
 
     /// Tells the attempts of a pool that have no servers. Out: those of which that is news.
-    pub(crate) fn tell_unserved(
-        &self,
-        pool: &Key,
-        now: BTreeMap<JobKey, Unserved>,
-    ) -> Vec<JobKey> {
+    pub(crate) fn tell_unserved(&self, pool: &Key, now: BTreeMap<JobKey, Unserved>) -> Vec<JobKey> {
         let before = &mut self.locked().unserved;
         let before = before.entry(pool.clone()).or_default();
         let of_both: BTreeSet<_> = before.keys().chain(now.keys()).collect();

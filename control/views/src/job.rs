@@ -18,7 +18,7 @@ use crate::types::{
 pub(crate) const SERVERS_BACK_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long a job that has never trained keeps its slots while some of its trainers do not come: their image may never do.
-const SLOTS_KEPT_FOR: Duration = Duration::from_mins(5);
+pub(crate) const SLOTS_KEPT_FOR: Duration = Duration::from_mins(5);
 
 /// See the module.
 #[derive(Clone, Debug)]

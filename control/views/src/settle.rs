@@ -135,7 +135,7 @@ impl Pool {
             let own: BTreeSet<u32> =
                 given.iter().filter(|it| it.1 == key).map(|it| *it.0).collect();
             let before = job.unserved;
-            job.unserved = unserved(job, (&own, &slots), now);
+            job.unserved = unserved(job, &slots, now);
             if let Some(why) = job.unserved
                 && before.map(Unserved::reason) != Some(why.reason())
             {
@@ -265,13 +265,9 @@ impl Pool {
     }
 }
 
-/// Why a job with these slots of the pool's, whose servers are of these data versions, has no servers. That all are of another
+/// Why a job has no servers, in a pool with servers of these data versions in its slots. That all are of another
 /// build holds until one of its own has come: of a pool that has become empty nothing else is known.
-fn unserved(
-    job: &Job,
-    (own, slots): (&BTreeSet<u32>, &BTreeMap<u32, Option<u32>>),
-    now: Duration,
-) -> Option<Unserved> {
+fn unserved(job: &Job, slots: &BTreeMap<u32, Option<u32>>, now: Duration) -> Option<Unserved> {
     if !job.claims(now) {
         return Some(job.not_whole());
     }
@@ -279,6 +275,6 @@ fn unserved(
     let others = slots.values().all(|it| it.is_some_and(|it| it != data_version));
     let was = matches!(job.unserved, Some(Unserved::OtherBuild { .. }));
     let has_own = slots.values().any(|it| *it == Some(data_version));
-    let is_alone = own.is_empty() && others && !slots.is_empty() || was && !has_own;
+    let is_alone = others && !slots.is_empty() || was && !has_own;
     is_alone.then_some(Unserved::OtherBuild { data_version })
 }

@@ -35,7 +35,7 @@ const TOGETHER: usize = 256;
 pub(super) struct Service {
     pub(super) context: Arc<Context>,
     term: u64,
-    started: Instant,
+    pub(super) started: Instant,
     pub(super) pools: BTreeMap<Key, Pool>,
     pub(super) links: BTreeMap<LinkId, (Key, Who)>,
     pub(super) workers: BTreeMap<(Key, Who), Link>,

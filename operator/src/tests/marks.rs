@@ -13,7 +13,8 @@ fn place(identity: &str) -> Place {
 
 /// Pods of this release, and one of another in the same namespace.
 fn release(server: &Server) {
-    for (own, release, leads) in [("a", "cadre", true), ("b", "cadre", false), ("x", "trial", true)] {
+    for (own, release, leads) in [("a", "cadre", true), ("b", "cadre", false), ("x", "trial", true)]
+    {
         let labels = json!({"app.kubernetes.io/name": "cadre-operator", "app.kubernetes.io/instance": release});
         server.put("pods", own, &running());
         server.put("pods", own, &json!({"metadata": {"labels": labels}}));
@@ -36,31 +37,37 @@ async fn until_marked(server: &Server, expected: &[&str]) {
 async fn the_pod_that_leads_has_the_mark_and_no_other_of_its_release() {
     let server = Server::new();
     release(&server);
+    let (client, own) = (server.client(), place("b"));
     // Pod a led, and died without a word.
     tokio::select! {
-        () = keep_on(&server.client(), &place("b")) => {}
+        () = keep_on(&client, &own) => {}
         () = until_marked(&server, &["b", "x"]) => {}
     }
     // Its process begins anew in the same pod, as that of pod b does after it has lost the lease.
-    take_off(&server.client(), &place("b")).await;
+    take_off(&client, &own).await;
     until_marked(&server, &["x"]).await;
-    take_off(&server.client(), &place("no-pod")).await;
+    take_off(&client, &place("no-pod")).await;
 }
 
 #[tokio::test]
 async fn a_mark_that_is_refused_is_tried_again() {
     let server = Server::new();
     release(&server);
-    let refused = Refused { verb: "patch", resource: "pods", with: "", code: 403, words: "no".into() };
+    let refused =
+        Refused { verb: "patch", resource: "pods", with: "", code: 403, words: "no".into() };
     server.refuse(refused);
     let later = async {
-        server.until("a try", |all| (all.refusals() > 0).then_some(())).await;
-        let nothing = Refused { verb: "patch", resource: "leases", with: "", code: 403, words: "no".into() };
+        while server.until("an answer", |all| Some(all.refusals())).await == 0 {
+            tokio::task::yield_now().await;
+        }
+        let nothing =
+            Refused { verb: "patch", resource: "leases", with: "", code: 403, words: "no".into() };
         server.refuse(nothing);
         until_marked(&server, &["b", "x"]).await;
     };
+    let (client, own) = (server.client(), place("b"));
     tokio::select! {
-        () = keep_on(&server.client(), &place("b")) => {}
+        () = keep_on(&client, &own) => {}
         () = later => {}
     }
 }

@@ -228,14 +228,22 @@ const NOT_ADMITTED: [(u16, &str, &str); 5] = [
         "pods \"NAME\" is forbidden: violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false",
         "Forbidden",
     ),
-    (403, "pods \"NAME\" is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi", "Forbidden"),
+    (
+        403,
+        "pods \"NAME\" is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi",
+        "Forbidden",
+    ),
     (
         422,
         "pods \"NAME\" is forbidden: ValidatingAdmissionPolicy 'cadre-servers' with binding 'cadre-servers' denied request: \
          only the operator of Cadre makes servers",
         "Refused",
     ),
-    (500, "Internal error occurred: failed calling webhook \"pods.example.com\": no endpoints", "ApiServerFailed"),
+    (
+        500,
+        "Internal error occurred: failed calling webhook \"pods.example.com\": no endpoints",
+        "ApiServerFailed",
+    ),
 ];
 
 #[tokio::test]
@@ -246,9 +254,10 @@ async fn a_pod_that_is_not_admitted_is_told_in_the_words_of_who_refuses_it() {
         let _context = operator(&server).await;
         server.put("attentionpools", "p", &pool(1));
         server.put("trainingjobs", "j", &job());
-        for (kind, own, condition, pod) in
-            [("attentionpools", "p", "Degraded", "p-0-*"), ("trainingjobs", "j", "Running", "j-1-try")]
-        {
+        for (kind, own, condition, pod) in [
+            ("attentionpools", "p", "Degraded", "p-0-*"),
+            ("trainingjobs", "j", "Running", "j-1-try"),
+        ] {
             let told = |all: &Objects<'_>| {
                 let object = all.get(kind, own)?;
                 (reason(object, condition) == expected).then(|| said(object, condition, "message"))
@@ -263,7 +272,8 @@ async fn a_pod_that_is_not_admitted_is_told_in_the_words_of_who_refuses_it() {
 #[tokio::test]
 async fn a_pod_that_meets_another_in_a_quota_is_made_later() {
     let server = Server::new();
-    let words = "Operation cannot be fulfilled on resourcequotas \"team\": the object has been modified";
+    let words =
+        "Operation cannot be fulfilled on resourcequotas \"team\": the object has been modified";
     server.limit("pods", 1, 409, words);
     let _context = operator(&server).await;
     server.put("attentionpools", "p", &pool(2));

@@ -96,7 +96,10 @@ const REASONS: [(&str, &str); 36] = [
     ("WaitsForJobs", "wait, or end the jobs that the message is about, for the new template now"),
     ("WaitsForDeletes", "delete the pods of the servers that are to have the new template"),
     ("OtherBuild", "give the pool's template and the job's image one build"),
-    ("NotWhole", "see the pods of the trainers that have not come; when all have, the job gets servers"),
+    (
+        "NotWhole",
+        "see the pods of the trainers that have not come; when all have, the job gets servers",
+    ),
     (
         "TrainerStalled",
         "look where the main thread of the trainer was, by the words in the message",

@@ -167,7 +167,10 @@ fn a_job_whose_trainers_do_not_come_gives_its_servers_to_others_until_they_do() 
     world.step("whole");
     assert_eq!((world.held_by("whole"), world.held_by("part")), (4, 0));
     assert_eq!((world.unserved("part"), world.unserved("whole")), (Some("NotWhole"), None));
-    let told = world.notices.iter().filter(|it| it.starts_with("NotWhole: 1 of 2 trainers of job n/part/1"));
+    let told = world
+        .notices
+        .iter()
+        .filter(|it| it.starts_with("NotWhole: 1 of 2 trainers of job n/part/1"));
     assert_eq!(told.count(), 1, "{:?}", world.notices);
     world.complete_job("part", 2);
     world.step("whole");
@@ -179,6 +182,20 @@ fn a_job_whose_trainers_do_not_come_gives_its_servers_to_others_until_they_do() 
     world.change_controller(2);
     world.live(600);
     assert_eq!((world.held_by("part"), world.unserved("part")), (2, None));
+}
+
+#[test]
+fn a_job_of_which_nobody_comes_is_told_after_minutes() {
+    let mut world = World::new(1, 2);
+    world.make_trainers("late", 2);
+    world.live(299);
+    assert_eq!(world.unserved("late"), None);
+    world.live(1);
+    assert_eq!(world.unserved("late"), Some("NotCome"));
+    world.begin_job("late", 2);
+    assert_eq!((world.unserved("late"), world.held_by("late")), (None, 2));
+    world.live(299);
+    assert_eq!(world.unserved("late"), None, "the others have as long");
 }
 
 #[test]

@@ -206,7 +206,7 @@ impl World {
         self.step(job);
     }
 
-    fn make_trainers(&mut self, job: &str, trainers: u32) {
+    pub(crate) fn make_trainers(&mut self, job: &str, trainers: u32) {
         let key = key(job);
         self.facts.jobs.insert(key.clone());
         self.tell_facts();
@@ -235,7 +235,7 @@ impl World {
 
     /// Why a job has no servers.
     pub(crate) fn unserved(&self, job: &str) -> Option<&'static str> {
-        self.pool.unserved().find(|it| *it.0 == key(job)).map(|it| it.1.reason())
+        self.pool.unserved(self.now).find(|it| *it.0 == key(job)).map(|it| it.1.reason())
     }
 
     pub(crate) fn share(&mut self, job: &str, share: u32) {

@@ -81,7 +81,11 @@ fn a_job_of_another_build_gives_its_servers_up_and_asks_again_when_they_become_o
     unserved(&mut replay, other);
     assert_eq!(replay.run(1_400, 900), [6, 0]);
     assert_eq!(replay.run(1_400, 7_200), [0]);
-    // Another template may be of its build.
+    // Another image of the chart may be of its build.
+    replay.settings.server_image = "cadre:another".into();
+    assert_eq!(replay.run(1_400, 900), [6, 0]);
+    assert_eq!(replay.run(1_400, 7_200), [0]);
+    // So may be another template.
     replay.make("server:another");
     assert_eq!(replay.run(1_400, 60), [6]);
     unserved(&mut replay, None);
@@ -91,13 +95,15 @@ fn a_job_of_another_build_gives_its_servers_up_and_asks_again_when_they_become_o
 
 #[test]
 fn a_job_whose_trainers_do_not_come_asks_for_servers_when_they_do() {
-    let mut replay = Replay::new(0, 64, 3);
-    (replay.has_jobs, replay.demand, replay.serves) = (true, needs(6), false);
-    assert_eq!(replay.run(1_400, 300), [6]);
-    unserved(&mut replay, Some(Unserved::NotWhole { come: 1, trainers: 2 }));
-    assert_eq!(replay.run(1_400, 900), [6, 0]);
-    unserved(&mut replay, None);
-    assert_eq!(replay.run(1_400, 60), [6]);
+    for why in [Unserved::NotCome, Unserved::NotWhole { come: 1, trainers: 2 }] {
+        let mut replay = Replay::new(0, 64, 3);
+        (replay.has_jobs, replay.demand, replay.serves) = (true, needs(6), false);
+        assert_eq!(replay.run(1_400, 300), [6]);
+        unserved(&mut replay, Some(why));
+        assert_eq!(replay.run(1_400, 900), [6, 0], "{why:?}");
+        unserved(&mut replay, None);
+        assert_eq!(replay.run(1_400, 60), [6]);
+    }
 }
 
 #[test]

@@ -11,7 +11,7 @@ use cadre_desired::pool::scale::{Demand, Memory};
 use cadre_desired::pool::{Observed, Report, decide, status};
 use cadre_desired::{Action, Applied, Object, Settings};
 use cadre_views::{JobKey, Unserved};
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodSpec, PodStatus};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
@@ -60,6 +60,8 @@ pub(crate) struct Replay {
     pub(crate) silent: Option<usize>,
     /// Whether all servers have had time to come back to this leader.
     pub(crate) is_complete: bool,
+    /// What the chart says, among it the image of new servers without a template.
+    pub(crate) settings: Settings,
     /// Digest of what its servers are made from.
     revision: String,
     /// Numbers that were written, and servers that were told to leave though nobody wrote that.
@@ -91,6 +93,7 @@ impl Replay {
             unserved: BTreeMap::new(),
             silent: None,
             is_complete: true,
+            settings: Settings::default(),
             revision: String::new(),
             written: Vec::new(),
             drained: 0,
@@ -200,7 +203,7 @@ impl Replay {
         let mut pods = Vec::new();
         let mut reports = BTreeMap::new();
         for (slot, since) in self.servers.clone().into_iter().enumerate() {
-            let mut pod = pod(slot, &self.revision);
+            let mut pod = pod(slot, &self.revision, &self.settings.server_image);
             if slot >= self.fits {
                 pod.spec = None;
             } else if since + START <= self.second {
@@ -219,7 +222,7 @@ impl Replay {
         let trainers = (0..jobs).map(|at| Arc::new(trainer(at, self.trainers))).collect();
         let observed = self.observed(pods, reports, trainers);
         let now = Timestamp::from_second(self.second).expect("a good second");
-        let (decision, memory) = decide(&observed, &Settings::default(), now);
+        let (decision, memory) = decide(&observed, &self.settings, now);
         self.memory = memory;
         for action in decision.actions {
             if let Action::Drain { reason, .. } = &action {
@@ -264,7 +267,7 @@ fn job(at: usize) -> String {
 
 /// A trainer of a job.
 fn trainer(at: usize, trainers: Trainers) -> Pod {
-    let mut trainer = pod(0, "");
+    let mut trainer = pod(0, "", "");
     let labels = [(LABEL_JOB, job(at)), (LABEL_ATTEMPT, "1".into())];
     let labels = labels.map(|(key, value)| (key.to_owned(), value));
     trainer.metadata.labels = Some(labels.into());
@@ -284,8 +287,10 @@ fn trainer(at: usize, trainers: Trainers) -> Pod {
     trainer
 }
 
-fn pod(slot: usize, revision: &str) -> Pod {
+fn pod(slot: usize, revision: &str, image: &str) -> Pod {
     let owner = OwnerReference { uid: "u".into(), controller: Some(true), ..Default::default() };
+    let (name, image) = ("server".to_owned(), Some(image.to_owned()));
+    let container = Container { name, image, ..Container::default() };
     let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..Default::default() };
     Pod {
         metadata: ObjectMeta {
@@ -301,7 +306,11 @@ fn pod(slot: usize, revision: &str) -> Pod {
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
-        spec: Some(PodSpec { node_name: Some("node".into()), ..PodSpec::default() }),
+        spec: Some(PodSpec {
+            node_name: Some("node".into()),
+            containers: vec![container],
+            ..PodSpec::default()
+        }),
         status: Some(PodStatus {
             phase: Some("Running".into()),
             conditions: Some(vec![ready]),

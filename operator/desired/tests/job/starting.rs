@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use cadre_desired::Failure;
 use cadre_desired::job::{Arrived, decide};
+use cadre_views::Unserved;
 
 use super::cluster::World;
 use super::world::{init_waits, set_condition, set_phase, set_up_since, settings, since};

@@ -165,11 +165,7 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
 
 /// Servers that a pool has at least: one for each job that is there, since a job that gets none asks for its own again; and for
 /// jobs without a server what they need, beside what the others keep busy.
-fn least(
-    (observed, strangers): (&Observed, &Strangers),
-    load: Option<&Load>,
-    current: u32,
-) -> u32 {
+fn least((observed, strangers): (&Observed, &Strangers), load: Option<&Load>, current: u32) -> u32 {
     let scaling = &observed.pool.spec.scaling;
     let jobs = demand::live(observed, strangers);
     let waiting = demand::waiting(observed, &jobs);

@@ -1,4 +1,4 @@
-//! Jobs that servers of a pool cannot work for: their trainers are of another build, or some of them do not come.
+//! Jobs that servers of a pool cannot work for: their trainers are of another build, or do not come.
 //!
 //! In: what the control service says of jobs without servers, and what the servers that are there are made from. Out: whether a
 //! job is to be counted. A job of another build would else ask for servers for ever, and get some that it cannot use.
@@ -53,7 +53,7 @@ impl Strangers {
         }
         let of_other_build = |it: &(&JobKey, &Unserved)| match it.1 {
             Unserved::OtherBuild { .. } => true,
-            Unserved::NotWhole { .. } => false,
+            Unserved::NotCome | Unserved::NotWhole { .. } => false,
         };
         let make = Make { digest, image: first.filter(|_| !has_template) };
         for (job, _) in observed.unserved.iter().filter(of_other_build) {
@@ -64,7 +64,7 @@ impl Strangers {
     /// Whether servers are of no use to this attempt.
     pub(super) fn has(&self, observed: &Observed, attempt: &JobKey) -> bool {
         match observed.unserved.get(attempt) {
-            Some(Unserved::NotWhole { .. }) => true,
+            Some(Unserved::NotCome | Unserved::NotWhole { .. }) => true,
             Some(Unserved::OtherBuild { .. }) => self.0.contains_key(attempt),
             None => false,
         }
