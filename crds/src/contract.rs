@@ -40,8 +40,8 @@ pub const ANNOTATION_GENERATION: &str = "cadre.dev/generation";
 pub const ANNOTATION_ENDED: &str = "cadre.dev/ended";
 /// Annotation of an attempt's Job and of trainers' pods: what its attempt encrypts, a value of `spec.attention.encryption`.
 pub const ANNOTATION_ENCRYPTION: &str = "cadre.dev/encryption";
-/// Annotation of a pool of mode `Auto`: when the operator took over numbers that others had written, RFC 3339, parted by
-/// commas, the newest last.
+/// Annotation of the disruption budget of a pool of mode `Auto`: when the operator took over numbers that others had written,
+/// RFC 3339, parted by commas, the newest last. Whoever replaces the pool's object leaves it as it is.
 pub const ANNOTATION_TAKEN_OVER: &str = "cadre.dev/replicas-taken-over";
 /// Annotation of a server's pod: why it drains.
 pub const ANNOTATION_DRAIN: &str = "cadre.dev/drain";

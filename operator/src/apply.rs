@@ -10,7 +10,6 @@
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
 
-use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -30,7 +29,7 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::context::{Context, MANAGER};
-use crate::error::{Error, is_code};
+use crate::error::{Error, is_code, status};
 
 /// Pods written at the same time for one object.
 const AT_ONCE: usize = 16;
@@ -42,6 +41,8 @@ pub(crate) struct Done {
     pub(crate) version: Option<String>,
     /// The first failure; the others that there may be are met again in the next look.
     pub(crate) failed: Option<Error>,
+    /// Whether a pod was not made.
+    pub(crate) lacks_pods: bool,
 }
 
 /// Carries all actions for `owner` out, after `prepared` did or did not get ready what workers need.
@@ -68,6 +69,7 @@ where
         | Action::Release => false,
     });
     let no_more_pods = AtomicBool::new(prepared.is_err());
+    let lacks_pods = AtomicBool::new(false);
     let (mut owner, mut version, mut result) = (owner.clone(), None, prepared);
     for action in others {
         if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
@@ -81,16 +83,15 @@ where
     }
     let pod = async |action: Action| {
         let makes = matches!(action, Action::Create(_));
-        if makes && no_more_pods.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let done = one(context, &owner, action).await.map(drop);
+        let is_refused = makes && no_more_pods.load(Ordering::Relaxed);
+        let done = if is_refused { Ok(()) } else { one(context, &owner, action).await.map(drop) };
         no_more_pods.fetch_or(makes && done.is_err(), Ordering::Relaxed);
+        lacks_pods.fetch_or(makes && (is_refused || done.is_err()), Ordering::Relaxed);
         done
     };
     let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
     let failed = pods.into_iter().fold(result, Error::first).err();
-    Done { version, failed }
+    Done { version, failed, lacks_pods: lacks_pods.into_inner() }
 }
 
 /// Carries one action out. Out: the owner's version, if the action has changed it.
@@ -105,9 +106,7 @@ where
     let client = &context.client;
     context.metrics.action(&action);
     match action {
-        Action::Scale { replicas, annotation, text } => {
-            return scale(client, owner, replicas, (annotation, &text)).await;
-        }
+        Action::Scale { replicas } => return scale(client, owner, replicas).await,
         Action::Guard => return finalizers(client, owner, true).await,
         Action::Release => return finalizers(client, owner, false).await,
         Action::Create(Object::Pod(pod)) => {
@@ -172,7 +171,7 @@ where
     Ok(None)
 }
 
-/// Creates an object. Out: it; none if it was there already and is ours.
+/// Creates an object. Out: it; none if it is there already and is ours.
 async fn create<T, K>(client: &Client, owner: &K, object: T) -> Result<Option<T>, Error>
 where
     T: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -183,14 +182,26 @@ where
     let kind = T::kind(&());
     let api = Api::<T>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
     let parameters = PostParams { field_manager: Some(MANAGER.into()), ..PostParams::default() };
+    let refused = |name: &str, mut error: kube::Error| {
+        let lasting = lasting_name::<T>(name);
+        if let kube::Error::Api(status) = &mut error {
+            status.message = status.message.replace(name, &lasting);
+        }
+        Error::api(format!("create {kind} {lasting}"), error)
+    };
     match api.create(&parameters, &object).await {
         Ok(made) => Ok(Some(made)),
         Err(error) if is_code(&error, 409) => {
             let found = api.get_opt(&name).await;
             let found = found.map_err(|it| Error::api(format!("look at {kind} {name}"), it))?;
-            let owners = found.iter().flat_map(|it| it.owner_references().to_vec());
-            let ours = owners.into_iter().any(|it| Some(it.uid) == owner.uid());
-            if found.is_some() && !ours {
+            let Some(found) = found else {
+                // It has gone meanwhile; or other objects were counted at the same time, as a quota says it.
+                let was_there = status(&error).is_some_and(|it| it.reason == "AlreadyExists");
+                return Err(if was_there { Error::Stale } else { refused(&name, error) });
+            };
+            let ours =
+                found.owner_references().iter().any(|it| Some(&it.uid) == owner.uid().as_ref());
+            if !ours {
                 let kind = match kind.as_ref() {
                     "Service" => "Service",
                     "Job" => "Job",
@@ -202,14 +213,7 @@ where
             }
             Ok(None)
         }
-        Err(error) => {
-            let lasting = lasting_name::<T>(&name);
-            let mut error = error;
-            if let kube::Error::Api(status) = &mut error {
-                status.message = status.message.replace(&name, &lasting);
-            }
-            Err(Error::api(format!("create {kind} {lasting}"), error))
-        }
+        Err(error) => Err(refused(&name, error)),
     }
 }
 
@@ -256,12 +260,7 @@ where
 
 /// Writes the number of servers, unless the object has changed since it was looked at: somebody else may have written one. By
 /// server-side apply, the only write that always leaves in `managedFields` whose number it is. Out: the object's version then.
-async fn scale<K>(
-    client: &Client,
-    owner: &K,
-    replicas: u32,
-    (annotation, text): (&str, &str),
-) -> Result<Option<String>, Error>
+async fn scale<K>(client: &Client, owner: &K, replicas: u32) -> Result<Option<String>, Error>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
         + Clone
@@ -269,10 +268,6 @@ where
         + DeserializeOwned,
 {
     let name = owner.name_any();
-    let mut annotations = BTreeMap::new();
-    if !text.is_empty() {
-        annotations.insert(annotation, text);
-    }
     // With the uid, an object that is gone is not made anew.
     let patch = json!({
         "apiVersion": K::api_version(&()),
@@ -280,7 +275,6 @@ where
         "metadata": {
             "uid": owner.uid(),
             "resourceVersion": owner.resource_version(),
-            "annotations": annotations,
         },
         "spec": {"replicas": replicas},
     });

@@ -21,7 +21,7 @@ use crate::pace::Pace;
 use crate::prune::{prune_job, prune_pod};
 use crate::recent::Recent;
 use crate::told::Told;
-use crate::tries::Tries;
+use crate::tries::{Tries, Unmade};
 
 /// What all reconciles share.
 pub(crate) struct Context {
@@ -39,6 +39,7 @@ pub(crate) struct Context {
     pub(crate) issuer: Issuer,
     pub(crate) pace: Pace,
     pub(crate) tries: Tries,
+    pub(crate) unmade: Unmade,
     memories: Mutex<BTreeMap<String, Memory>>,
 }
 
@@ -58,6 +59,7 @@ impl Context {
             issuer,
             pace: Pace::default(),
             tries: Tries::default(),
+            unmade: Unmade::default(),
             memories: Mutex::default(),
         }
     }

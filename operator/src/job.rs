@@ -24,7 +24,7 @@ pub(crate) async fn reconcile(
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
-    let apply::Done { version, failed } = done;
+    let apply::Done { version, failed, lacks_pods: _ } = done;
     let lacks = decision.lacks_pods.as_deref();
     let turns =
         [renewal, context.told.completes_in(), lacks::try_pod(&context, object, lacks).await];

@@ -5,7 +5,8 @@
 //! ```text
 //! caches ──────────────▶ ready (a standby is warm)
 //! lease ──held──▶ controllers ──lost or not renewed──▶ the process ends
-//!                      └─asked to end─▶ the lease is given back
+//!            │         └─asked to end─▶ the lease is given back
+//!            └─▶ the mark of the pod that leads, by which workers find it
 //! ```
 //!
 //! Pods do not notice when it is away. It decides nothing itself: that is `cadre-desired`.
@@ -24,6 +25,7 @@ mod known;
 mod lacks;
 mod leader;
 mod looked;
+mod mark;
 mod metrics;
 mod observe;
 mod pace;
@@ -131,6 +133,7 @@ async fn main() -> anyhow::Result<()> {
     let work = async {
         let leading = async {
             context.caches.ready().await?;
+            mark::take_off(&context.client, &place).await;
             tracing::info!("caches are filled; waiting for the lease {}", place.name);
             anyhow::Ok(leader::acquire(leases, &place, Patience::default()).await)
         };
@@ -145,6 +148,7 @@ async fn main() -> anyhow::Result<()> {
         let control = serve_workers(&context, &arguments, lease.term());
         tokio::select! {
             ended = control => ended,
+            () = mark::keep_on(&context.client, &place) => Ok(()),
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
             () = lease.lost() => {
                 anyhow::bail!("the lease {} is lost; another operator may lead", place.name)

@@ -61,7 +61,12 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     };
     let revisions = context.caches.revisions.state_filter(of_home);
     let is_auto = object.spec.scaling.mode == ScalingMode::Auto;
-    let demands = if is_auto { demands(context, &trainers) } else { BTreeMap::new() };
+    let (demands, unserved) = if is_auto {
+        (demands(context, &trainers), context.told.unserved(&(home.clone(), name.clone())))
+    } else {
+        (BTreeMap::new(), BTreeMap::new())
+    };
+    let uid = object.uid().unwrap_or_default();
     pool::Observed {
         pool: object.clone(),
         unreadable: read.unreadable.clone(),
@@ -77,8 +82,10 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         reports_complete: complete,
         has_control: context.issuer.folder.is_some(),
         lost,
+        unmade_since: context.unmade.since(&uid),
         demands,
-        memory: context.memory(&object.uid().unwrap_or_default()),
+        unserved,
+        memory: context.memory(&uid),
     }
 }
 
@@ -121,6 +128,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         joined: (is_served && is_whole).then_some(joined),
         attached: (!is_served || is_whole).then_some(attached),
         refused_pod: context.tries.of(uid),
+        unserved: context.told.unserved_attempt(&key),
     }
 }
 

@@ -28,7 +28,8 @@ pub(crate) async fn reconcile(
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
-    let apply::Done { version, failed } = done;
+    let apply::Done { version, failed, lacks_pods } = done;
+    context.unmade.tell(&uid, lacks_pods, now);
     let next = renewal.into_iter().chain(context.told.completes_in()).min();
 
     // After an error, servers that are there keep being served, and the status names what is

@@ -12,7 +12,7 @@ use cadre_control::proto::{self, finished::Outcome};
 use cadre_crds::Progress;
 use cadre_desired::job::{Arrived, LastWords};
 use cadre_desired::pool::Report;
-use cadre_views::JobKey;
+use cadre_views::{JobKey, Unserved};
 use k8s_openapi::jiff::Timestamp;
 
 use crate::triggers::Key;
@@ -52,6 +52,8 @@ struct Inner {
     /// Figures of the newest job of each name.
     jobs: BTreeMap<Key, JobFigures>,
     attached: Trainers,
+    /// Attempts without servers, by pool.
+    unserved: BTreeMap<Key, BTreeMap<JobKey, Unserved>>,
 }
 
 /// Trainers that are connected, by attempt and rank, of each job.
@@ -205,6 +207,30 @@ impl Told {
         news
     }
 
+    /// Tells the attempts of a pool that have no servers. Out: those of which that is news.
+    pub(crate) fn tell_unserved(&self, pool: &Key, now: BTreeMap<JobKey, Unserved>) -> Vec<JobKey> {
+        let before = &mut self.locked().unserved;
+        let before = before.entry(pool.clone()).or_default();
+        let of_both: BTreeSet<_> = before.keys().chain(now.keys()).collect();
+        let is_news = |it: &&JobKey| before.get(*it) != now.get(*it);
+        let news = of_both.into_iter().filter(is_news).cloned().collect();
+        *before = now;
+        news
+    }
+
+    /// The attempts of a pool that have no servers, and why.
+    pub(crate) fn unserved(&self, pool: &Key) -> BTreeMap<JobKey, Unserved> {
+        self.locked().unserved.get(pool).cloned().unwrap_or_default()
+    }
+
+    /// The newest attempt of a job that has no servers, and why.
+    pub(crate) fn unserved_attempt(&self, job: &Key) -> Option<(u32, Unserved)> {
+        let inner = self.locked();
+        let all = inner.unserved.values().flatten();
+        let of_job = all.filter(|it| (&it.0.namespace, &it.0.name) == (&job.0, &job.1));
+        of_job.map(|it| (it.0.attempt, *it.1)).max()
+    }
+
     /// The conductor of an attempt ends by itself.
     pub(crate) fn leaves(&self, attempt: &JobKey) {
         let key = (attempt.namespace.clone(), attempt.name.clone());
@@ -219,6 +245,7 @@ impl Told {
         let mut inner = self.locked();
         inner.pools.remove(key);
         inner.live.remove(key);
+        inner.unserved.remove(key);
     }
 
     /// Forgets the jobs that are gone.

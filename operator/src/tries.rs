@@ -1,12 +1,14 @@
-//! What the API server said of the pods that attempts lack.
+//! What the API server said of the pods that attempts and pools lack.
 //!
-//! In: answers to tries of [`crate::lacks`]. Out: the last one, and whether it is time for another. Nothing is asked here.
+//! In: answers to tries of [`crate::lacks`], and what became of the servers that were to be made. Out: the last answer, whether
+//! it is time for another try, and since when servers are refused. Nothing is asked here.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use cadre_desired::Failure;
+use k8s_openapi::jiff::Timestamp;
 
 /// Between two tries for one job.
 pub(crate) const TRIES_APART: Duration = Duration::from_secs(30);
@@ -41,5 +43,26 @@ impl Tries {
 
     fn locked(&self) -> MutexGuard<'_, BTreeMap<String, (Instant, Option<Failure>)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Since when servers of a pool are refused, by the pool's uid.
+#[derive(Debug, Default)]
+pub(crate) struct Unmade(Mutex<BTreeMap<String, Timestamp>>);
+
+impl Unmade {
+    /// In a look at `now`, some of those that were to be made were not, or all were.
+    pub(crate) fn tell(&self, uid: &str, lacks_some: bool, now: Timestamp) {
+        let mut since = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if lacks_some {
+            since.entry(uid.to_owned()).or_insert(now);
+        } else {
+            since.remove(uid);
+        }
+    }
+
+    /// Since when, if they are.
+    pub(crate) fn since(&self, uid: &str) -> Option<Timestamp> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).get(uid).copied()
     }
 }

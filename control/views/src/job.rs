@@ -11,11 +11,14 @@ use std::time::Duration;
 
 use crate::slots::{Kind, Server, Slots};
 use crate::types::{
-    Command, Conductor, Hello, JobFacts, JobKey, Number, ServerId, Trainer, View, Who,
+    Command, Conductor, Hello, JobFacts, JobKey, Number, ServerId, Trainer, Unserved, View, Who,
 };
 
 /// How long a new controller waits for jobs, and for the servers of a view that another one sent.
 pub(crate) const SERVERS_BACK_WITHIN: Duration = Duration::from_secs(15);
+
+/// How long a job that has never trained keeps its slots while some of its trainers do not come: their image may never do.
+pub(crate) const SLOTS_KEPT_FOR: Duration = Duration::from_mins(5);
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -40,8 +43,10 @@ pub(crate) struct Job {
     /// Whether the cluster's facts have named its pods.
     pub(crate) seen: bool,
     pub(crate) over: bool,
-    /// Whether it was told that all servers are of another build.
-    pub(crate) is_alone: bool,
+    /// When its conductor came.
+    pub(crate) came: Option<Duration>,
+    /// Why it has no servers, if that is known.
+    pub(crate) unserved: Option<Unserved>,
 }
 
 /// A trainer.
@@ -68,7 +73,8 @@ impl Job {
             settles: None,
             seen: false,
             over: false,
-            is_alone: false,
+            came: None,
+            unserved: None,
         }
     }
 
@@ -83,18 +89,22 @@ impl Job {
         })
     }
 
-    /// Message that no server of the pool has the data version of the job.
-    pub(crate) fn alone(&self, key: &JobKey) -> String {
-        format!(
-            "no server of the pool has data version {}, that of job {key}, which waits; give spec.template the build of the \
-             job's image, or the job that of the servers",
-            self.data_version
-        )
-    }
-
     /// A conductor is there and the job goes on: it may be given slots.
     pub(crate) fn is_active(&self) -> bool {
         !self.over && !self.secret.is_empty()
+    }
+
+    /// Whether the job may have slots: it trains, or its trainers are there, or may be expected yet.
+    pub(crate) fn claims(&self, now: Duration) -> bool {
+        let is_expected = || self.came.is_some_and(|it| now < it + SLOTS_KEPT_FOR);
+        self.is_active() && (self.sent.is_some() || self.roster().is_some() || is_expected())
+    }
+
+    /// That some of its trainers have not come for too long.
+    pub(crate) fn not_whole(&self) -> Unserved {
+        let come = self.trainers.values().filter(|it| it.listens).count();
+        let come = u32::try_from(come).unwrap_or(u32::MAX);
+        Unserved::NotWhole { come, trainers: self.facts.trainers }
     }
 
     /// Goes on from the view that another controller sent; vacant slots get these numbers of the pool.

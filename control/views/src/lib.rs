@@ -26,5 +26,5 @@ pub use pool::Pool;
 pub use slots::{Kind, NOMINAL_WEIGHT, Server, Slot, Slots};
 pub use types::{
     Command, Conductor, Facts, Fate, Hello, Input, JobFacts, JobKey, Number, ServerId,
-    ServerReport, Trainer, View, Who,
+    ServerReport, Trainer, Unserved, View, Who,
 };

@@ -13,10 +13,12 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::job::{Job, Rank};
+use crate::job::{Job, Rank, SLOTS_KEPT_FOR};
 use crate::load::{Load, Trouble, reference};
 use crate::server::Member;
-use crate::types::{Command, Facts, Hello, Input, JobFacts, JobKey, ServerId, ServerReport, Who};
+use crate::types::{
+    Command, Facts, Hello, Input, JobFacts, JobKey, ServerId, ServerReport, Unserved, Who,
+};
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -30,6 +32,8 @@ pub struct Pool {
     pub(crate) servers: BTreeMap<ServerId, Member>,
     /// Loads of in-place servers.
     pub(crate) in_place: BTreeMap<(JobKey, u32), Load>,
+    /// When the facts named the pods of an attempt first.
+    expected: BTreeMap<JobKey, Duration>,
     arrivals: u64,
 }
 
@@ -43,6 +47,7 @@ impl Pool {
             jobs: BTreeMap::new(),
             servers: BTreeMap::new(),
             in_place: BTreeMap::new(),
+            expected: BTreeMap::new(),
             arrivals: 0,
         }
     }
@@ -59,6 +64,10 @@ impl Pool {
         match input {
             Input::Facts(facts) => {
                 self.since.get_or_insert(now);
+                self.expected.retain(|it, _| facts.jobs.contains(it));
+                for job in &facts.jobs {
+                    self.expected.entry(job.clone()).or_insert(now);
+                }
                 self.facts = Some(facts);
             }
             Input::Attached(who, hello, job) => self.attached(now, who, hello, job, out),
@@ -123,6 +132,16 @@ impl Pool {
     pub fn holders(&self) -> impl Iterator<Item = (ServerId, &JobKey)> {
         let present = self.servers.iter().filter(|it| it.1.away.is_none());
         present.filter_map(|(&id, it)| Some((id, it.job.as_ref()?)))
+    }
+
+    /// The jobs that have no servers though their pods are there, and why.
+    pub fn unserved(&self, now: Duration) -> impl Iterator<Item = (&JobKey, Unserved)> {
+        let active = self.jobs.iter().filter(|it| it.1.is_active());
+        let active = active.filter_map(|(key, it)| Some((key, it.unserved?)));
+        let is_late = move |it: &(&JobKey, &Duration)| now >= *it.1 + SLOTS_KEPT_FOR;
+        let has_come = |it: &JobKey| self.jobs.get(it).is_some_and(|it| it.over || it.is_active());
+        let late = self.expected.iter().filter(is_late).map(|it| it.0);
+        active.chain(late.filter(move |it| !has_come(it)).map(|it| (it, Unserved::NotCome)))
     }
 
     /// Trainers that serve in place: they have connected, and listen.
@@ -218,6 +237,7 @@ impl Pool {
         }
         if rank == 0 {
             if !hello.secret.is_empty() {
+                job.came.get_or_insert(now);
                 job.secret.clone_from(&hello.secret);
                 job.resume.clone_from(&hello.resume);
             }

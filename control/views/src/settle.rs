@@ -16,7 +16,7 @@ use crate::pool::Pool;
 use crate::server::Member;
 use crate::shares::{Claim, divide};
 use crate::slots::{Kind, NOMINAL_WEIGHT, Server};
-use crate::types::{Command, Facts, Fate, JobKey, ServerId, Who};
+use crate::types::{Command, Facts, Fate, JobKey, ServerId, Unserved, Who};
 
 impl Pool {
     /// Sends all commands that follow from the state; none before the first facts of the cluster.
@@ -108,7 +108,7 @@ impl Pool {
         if young && !facts.jobs.iter().all(back) {
             return;
         }
-        let mut active: Vec<_> = self.jobs.iter().filter(|it| it.1.is_active()).collect();
+        let mut active: Vec<_> = self.jobs.iter().filter(|it| it.1.claims(now)).collect();
         active.sort_by_key(|it| it.1.arrival);
         let claim = |(key, job): &(&JobKey, &Job)| Claim {
             job: (*key).clone(),
@@ -134,10 +134,12 @@ impl Pool {
         for (key, job) in self.jobs.iter_mut().filter(|it| it.1.is_active()) {
             let own: BTreeSet<u32> =
                 given.iter().filter(|it| it.1 == key).map(|it| *it.0).collect();
-            let others = slots.values().all(|it| it.is_some_and(|it| it != job.data_version));
-            if own.is_empty() && others && !slots.is_empty() && !job.is_alone {
-                job.is_alone = true;
-                out.push(Command::Notice("OtherBuild", job.alone(key)));
+            let before = job.unserved;
+            job.unserved = unserved(job, &slots, now);
+            if let Some(why) = job.unserved
+                && before.map(Unserved::reason) != Some(why.reason())
+            {
+                out.push(Command::Notice(why.reason(), why.words(&format!("job {key}"))));
             }
             job.give(&own, facts.in_place, now);
         }
@@ -261,4 +263,18 @@ impl Pool {
             }
         }
     }
+}
+
+/// Why a job has no servers, in a pool with servers of these data versions in its slots. That all are of another
+/// build holds until one of its own has come: of a pool that has become empty nothing else is known.
+fn unserved(job: &Job, slots: &BTreeMap<u32, Option<u32>>, now: Duration) -> Option<Unserved> {
+    if !job.claims(now) {
+        return Some(job.not_whole());
+    }
+    let data_version = job.data_version;
+    let others = slots.values().all(|it| it.is_some_and(|it| it != data_version));
+    let was = matches!(job.unserved, Some(Unserved::OtherBuild { .. }));
+    let has_own = slots.values().any(|it| *it == Some(data_version));
+    let is_alone = others && !slots.is_empty() || was && !has_own;
+    is_alone.then_some(Unserved::OtherBuild { data_version })
 }

@@ -225,6 +225,51 @@ pub enum Command {
     Notice(&'static str, String),
 }
 
+/// Why a job has none of the pool's servers, although its pods are there.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
+pub enum Unserved {
+    /// No server has the data version of its workers.
+    OtherBuild {
+        /// Theirs.
+        data_version: u32,
+    },
+    /// Its conductor has not come for long.
+    NotCome,
+    /// Some of its trainers have not come for so long that others have its servers.
+    NotWhole {
+        /// Trainers that have come.
+        come: u32,
+        /// Trainers of the job.
+        trainers: u32,
+    },
+}
+
+impl Unserved {
+    /// The reason, as a condition's is written.
+    pub fn reason(self) -> &'static str {
+        match self {
+            Self::OtherBuild { .. } => "OtherBuild",
+            Self::NotCome => "NotCome",
+            Self::NotWhole { .. } => "NotWhole",
+        }
+    }
+
+    /// A sentence about a job, which it calls `job`.
+    pub fn words(self, job: &str) -> String {
+        match self {
+            Self::OtherBuild { data_version } => format!(
+                "no server of the pool has data version {data_version}, that of {job}, which waits; give spec.template the build \
+                 of the job's image, or the job that of the servers"
+            ),
+            Self::NotCome => format!("the first trainer of {job} has not come for minutes"),
+            Self::NotWhole { come, trainers } => format!(
+                "{come} of {trainers} trainers of {job} have come, and no more for minutes; others may have its servers until all \
+                 have come"
+            ),
+        }
+    }
+}
+
 /// Report about a server, for statuses.
 #[derive(Clone, Copy, Debug, Default, Eq, PartialEq)]
 pub struct ServerReport {

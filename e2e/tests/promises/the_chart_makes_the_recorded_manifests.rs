@@ -38,6 +38,7 @@ const CASES: [(&str, &[&str]); 3] = [
             "--set=settings.serverResources.requests.memory=2Gi",
             "--set=operator.nodeSelector.role=system",
             "--set=operator.tolerations[0].key=system,operator.tolerations[0].operator=Exists",
+            "--set=control.leaderAlone=false",
             DIGEST,
         ],
     ),
@@ -46,7 +47,7 @@ const CASES: [(&str, &[&str]); 3] = [
 const DIGEST: &str =
     "--set=image.digest=sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 /// Values that the schema refuses, and what it says of them.
-const REFUSED: [(&str, &str); 9] = [
+const REFUSED: [(&str, &str); 10] = [
     ("--set=operator.replica=1", "replica"),
     ("--set=operator.replicas=0", "replicas"),
     ("--set=image.repository=", "repository"),
@@ -56,6 +57,7 @@ const REFUSED: [(&str, &str); 9] = [
     ("--set=image.digest=sha256:0123", "digest"),
     ("--set=class=Team", "class"),
     ("--set=priorityClass.value=low", "value"),
+    ("--set=control.leaderAlone=1", "leaderAlone"),
 ];
 
 pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {

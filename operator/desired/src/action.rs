@@ -44,10 +44,6 @@ pub enum Action {
     Scale {
         /// What `spec.replicas` is to be.
         replicas: u32,
-        /// Annotation of the same write.
-        annotation: &'static str,
-        /// Value of the annotation.
-        text: String,
     },
     /// Delete an object.
     Delete(Reference),

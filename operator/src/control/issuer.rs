@@ -91,7 +91,8 @@ fn overlap(own: &str, found: Option<&ConfigMap>, now: Timestamp) -> (String, Opt
     // Ours comes first. If the text begins with it already, the recorded change is still the last
     // one.
     let changed = noted.and_then(|it| it.parse().ok()).filter(|_| text.starts_with(own.trim_end()));
-    let changed: Timestamp = changed.unwrap_or(now);
+    // A time to come is of a leader whose clock went ahead.
+    let changed = changed.filter(|it: &Timestamp| *it <= now).unwrap_or(now);
     let is_over = changed.as_second() + OVERLAP_SECONDS <= now.as_second();
     if former.is_empty() || is_over {
         return (own.to_owned(), None);
@@ -180,6 +181,10 @@ mod tests {
         holds(&told, &[&four, &three, &two]);
         let back = overlap(&three, Some(&written(&told)), at(25));
         holds(&back, &[&three, &four, &two]);
+        // The clock of the leader before went ahead by two days.
+        let told = overlap(&two, Some(&written(&(one.clone(), None))), at(50));
+        let told = overlap(&two, Some(&written(&told)), at(2));
+        assert_eq!(told.1, Some(at(2)), "a day from now on, not three");
         // What is over, and what is none, goes.
         let over = written(&(issuer(2020) + "nonsense", None));
         assert_eq!(overlap(&one, Some(&over), at(0)), (one.clone(), None));

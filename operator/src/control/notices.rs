@@ -61,6 +61,18 @@ impl Service {
         });
     }
 
+    /// Jobs that have no servers say so in their status, and their pool does not ask for servers for them.
+    pub(super) fn tell_unserved(&self, key: &Key) {
+        let Some(pool) = self.pools.get(key) else { return };
+        let now =
+            pool.unserved(self.started.elapsed()).map(|(job, why)| (job.clone(), why)).collect();
+        let caches = &self.context.caches;
+        for job in self.context.told.tell_unserved(key, now) {
+            caches.pool_triggers.put(key.clone());
+            caches.job_triggers.put((job.namespace, job.name));
+        }
+    }
+
     /// What the decisions want people to read becomes an event of the pool.
     pub(super) fn say(&self, (namespace, name): &Key, reason: &'static str, text: String) {
         let reference = ObjectRef::new(name).within(namespace);

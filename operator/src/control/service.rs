@@ -35,8 +35,8 @@ const TOGETHER: usize = 256;
 pub(super) struct Service {
     pub(super) context: Arc<Context>,
     term: u64,
-    started: Instant,
-    pools: BTreeMap<Key, Pool>,
+    pub(super) started: Instant,
+    pub(super) pools: BTreeMap<Key, Pool>,
     pub(super) links: BTreeMap<LinkId, (Key, Who)>,
     pub(super) workers: BTreeMap<(Key, Who), Link>,
     pub(super) jobs: Figures,
@@ -287,6 +287,7 @@ impl Service {
             pool.settle(self.started.elapsed(), &mut commands);
             self.obey_all(&key, commands);
             self.tell(&key, false);
+            self.tell_unserved(&key);
         }
     }
 

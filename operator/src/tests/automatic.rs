@@ -69,8 +69,13 @@ async fn mode_auto_writes_its_number_and_takes_those_of_others_over() {
     };
     let pool = server.until("a rival", left_alone).await;
     assert_eq!(pool["spec"]["replicas"], 1);
-    let times = pool["metadata"]["annotations"][ANNOTATION_TAKEN_OVER].as_str();
-    assert_eq!(times.map(|it| it.split(',').count()), Some(3), "{pool}");
+    assert_eq!(pool["metadata"]["annotations"], Value::Null);
+    let noted = |all: &Objects<'_>| {
+        let budget = all.get("poddisruptionbudgets", "p-servers")?;
+        let times = budget["metadata"]["annotations"][ANNOTATION_TAKEN_OVER].as_str()?;
+        (times.split(',').count() == 3).then_some(())
+    };
+    server.until("three times", noted).await;
     let words = said(&pool, "ScalingActive", "message");
     assert!(words.starts_with("kubectl writes spec.replicas again and again"), "{words}");
     assert_eq!(servers(&server, 3).await, pods, "nobody was told to leave");

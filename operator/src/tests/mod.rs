@@ -10,6 +10,7 @@ mod fields;
 mod issuers;
 mod leading;
 mod leases;
+mod marks;
 mod pods;
 mod refusals;
 mod refused;

@@ -93,7 +93,8 @@ async fn who_has_to_leave_leaves_though_nobody_may_come() {
 /// Every refusal that there is, of everything that is made for either kind.
 #[tokio::test]
 async fn every_refusal_is_a_condition_with_the_words_of_who_refuses() {
-    let codes = [(403, "Forbidden"), (422, "Refused"), (400, "Refused"), (500, "ApiServerFailed")];
+    let failed = [401, 404, 409, 429, 500, 503].map(|it| (it, "ApiServerFailed"));
+    let codes = [(403, "Forbidden"), (422, "Refused"), (400, "Refused")].into_iter().chain(failed);
     let made = [
         ("attentionpools", "services", "create Service p-servers"),
         ("attentionpools", "poddisruptionbudgets", "create PodDisruptionBudget p-servers"),
@@ -102,7 +103,7 @@ async fn every_refusal_is_a_condition_with_the_words_of_who_refuses() {
         ("trainingjobs", "jobs", "create Job p-1"),
     ];
     for (kind, resource, what) in made {
-        for (code, expected) in codes {
+        for (code, expected) in codes.clone() {
             let message = format!("{what}: words of {code}");
             let told = told(kind, Issuer::default(), |server| {
                 server.limit(resource, 0, code, &format!("words of {code}"));
@@ -217,6 +218,73 @@ async fn a_quota_that_lets_no_trainer_start_is_told_by_the_job() {
     let words = QUOTA.replace("NAME", "j-1-try");
     assert_eq!(message, format!("0 of 2 pods are made; try a pod of Job j-1: {words}"));
     server.until("no pod", |all| (all.of("pods").len() == 1).then_some(())).await;
+}
+
+/// What the API server says of a pod that it does not admit, by who refuses it.
+const NOT_ADMITTED: [(u16, &str, &str); 5] = [
+    (403, QUOTA, "Forbidden"),
+    (
+        403,
+        "pods \"NAME\" is forbidden: violates PodSecurity \"restricted:latest\": allowPrivilegeEscalation != false",
+        "Forbidden",
+    ),
+    (
+        403,
+        "pods \"NAME\" is forbidden: maximum memory usage per Container is 1Gi, but limit is 4Gi",
+        "Forbidden",
+    ),
+    (
+        422,
+        "pods \"NAME\" is forbidden: ValidatingAdmissionPolicy 'cadre-servers' with binding 'cadre-servers' denied request: \
+         only the operator of Cadre makes servers",
+        "Refused",
+    ),
+    (
+        500,
+        "Internal error occurred: failed calling webhook \"pods.example.com\": no endpoints",
+        "ApiServerFailed",
+    ),
+];
+
+#[tokio::test]
+async fn a_pod_that_is_not_admitted_is_told_in_the_words_of_who_refuses_it() {
+    for (code, words, expected) in NOT_ADMITTED {
+        let server = Server::new();
+        server.limit("pods", 0, code, words);
+        let _context = operator(&server).await;
+        server.put("attentionpools", "p", &pool(1));
+        server.put("trainingjobs", "j", &job());
+        for (kind, own, condition, pod) in [
+            ("attentionpools", "p", "Degraded", "p-0-*"),
+            ("trainingjobs", "j", "Running", "j-1-try"),
+        ] {
+            let told = |all: &Objects<'_>| {
+                let object = all.get(kind, own)?;
+                (reason(object, condition) == expected).then(|| said(object, condition, "message"))
+            };
+            let message = server.until(words, told).await;
+            assert!(message.ends_with(&words.replace("NAME", pod)), "{message}");
+        }
+    }
+}
+
+/// Two pods that are made at the same time may meet in the quota's count: the second one has to be tried again.
+#[tokio::test]
+async fn a_pod_that_meets_another_in_a_quota_is_made_later() {
+    let server = Server::new();
+    let words =
+        "Operation cannot be fulfilled on resourcequotas \"team\": the object has been modified";
+    server.limit("pods", 1, 409, words);
+    let _context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(2));
+    let told = |all: &Objects<'_>| {
+        let pool = all.get("attentionpools", "p")?;
+        (reason(pool, "Degraded") == "ApiServerFailed").then(|| said(pool, "Degraded", "message"))
+    };
+    let message = server.until("the quota's words", told).await;
+    assert!(message.starts_with("create Pod p-") && message.ends_with(words), "{message}");
+    server.lift_limits();
+    server.until("both", |all| (all.of("pods").len() == 2).then_some(())).await;
 }
 
 #[tokio::test]

@@ -1,7 +1,7 @@
 //! Jobs of other builds than the operator's, and jobs that it has not read yet.
 
-use std::fs;
 use std::time::Duration;
+use std::{fs, thread};
 
 use cadre_control::client::{self, Attachment, Options, attach};
 use cadre_control::proto::{Hello, Role};
@@ -9,8 +9,8 @@ use cadre_control::{CONTROL_VERSION, Credentials, DATA_VERSION, Endpoint};
 use serde_json::{Value, json};
 
 use super::leading::{Leading, leading};
-use super::server::Server;
-use super::{job, name, pool, running};
+use super::server::{Objects, Server};
+use super::{job, name, pool, reason, running, said};
 
 /// A worker of a build, as it comes first.
 pub(super) fn hello(role: Role, data_version: u32) -> Hello {
@@ -177,4 +177,48 @@ async fn a_trainer_whose_job_is_not_read_yet_waits_for_the_settings_that_others_
     let welcome = come(&operator, &pod, own()).await.expect("it trains").welcome;
     let settings: Value = serde_json::from_str(&welcome.settings).expect("JSON");
     assert_eq!(settings["trainer_suspect_after_seconds"], 21);
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_job_without_a_server_of_its_build_says_so_and_its_automatic_pool_keeps_none_for_it() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = Server::new();
+    let operator = leading(&server, folder.path()).await;
+    let mut automatic = pool(0);
+    automatic["spec"]["scaling"] =
+        json!({"mode": "Auto", "min": 0, "max": 4, "scaleDownStabilizationSeconds": 1});
+    server.put("attentionpools", "p", &automatic);
+    let mut one = job();
+    one["spec"]["nodes"] = 1.into();
+    server.put("trainingjobs", "j", &one);
+    let first = trainer(&server, "j").await;
+    let role = |it: &Value| it["metadata"]["labels"]["cadre.dev/role"] == "server";
+    let made = server
+        .until("a server", |all| all.of("pods").into_iter().find(|it| role(it)).cloned())
+        .await;
+    server.put("pods", &name(&made), &running());
+    let (endpoint, own) = called(&operator, &made, hello(Role::Server, DATA_VERSION));
+    thread::spawn(move || drop(attach(endpoint, own, Options::default())));
+    let trained = come(&operator, &first, hello(Role::Trainer, DATA_VERSION - 1)).await;
+    let _trainer = trained.expect("it waits for servers");
+    let message = server
+        .until("what it lacks", |all| {
+            let job = all.get("trainingjobs", "j")?;
+            (reason(job, "Degraded") == "OtherBuild").then(|| said(job, "Degraded", "message"))
+        })
+        .await;
+    assert!(message.starts_with("no server of the pool has data version"), "{message}");
+    let gone = |all: &Objects<'_>| all.of("pods").into_iter().all(|it| !role(it)).then_some(());
+    let looks = async {
+        // As time does it every 15 s.
+        let mut ticks = tokio::time::interval(Duration::from_millis(200));
+        loop {
+            ticks.tick().await;
+            operator.context.caches.pool_triggers.put(("n".to_owned(), "p".to_owned()));
+        }
+    };
+    tokio::select! {
+        () = looks => {}
+        () = server.until("no server", gone) => {}
+    }
 }

@@ -43,7 +43,7 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 35] = [
+const REASONS: [(&str, &str); 36] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
@@ -96,6 +96,10 @@ const REASONS: [(&str, &str); 35] = [
     ("WaitsForJobs", "wait, or end the jobs that the message is about, for the new template now"),
     ("WaitsForDeletes", "delete the pods of the servers that are to have the new template"),
     ("OtherBuild", "give the pool's template and the job's image one build"),
+    (
+        "NotWhole",
+        "see the pods of the trainers that have not come; when all have, the job gets servers",
+    ),
     (
         "TrainerStalled",
         "look where the main thread of the trainer was, by the words in the message",

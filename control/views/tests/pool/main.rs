@@ -135,6 +135,70 @@ fn a_job_of_another_build_takes_no_server_from_one_that_trains() {
 }
 
 #[test]
+fn who_has_no_servers_of_its_build_is_told_until_one_comes() {
+    let mut world = World::new(1, 2);
+    world.start_job("older", 1, false);
+    world.data_version = 4;
+    world.start_job("newer", 1, false);
+    assert_eq!(world.unserved("newer"), Some("OtherBuild"));
+    // Of a pool that has become empty nothing else is known.
+    world.finish("older");
+    world.want(0);
+    assert_eq!((world.unserved("newer"), world.unserved("older")), (Some("OtherBuild"), None));
+    world.want(1);
+    world.kill(id(0, 0));
+    world.lose("older", id(0, 0));
+    world.start_server(id(0, 1));
+    assert_eq!(world.unserved("newer"), None);
+    assert_eq!(world.held_by("newer"), 1);
+}
+
+#[test]
+fn a_job_whose_trainers_do_not_come_gives_its_servers_to_others_until_they_do() {
+    let mut world = World::new(1, 4);
+    world.start_job("whole", 1, false);
+    world.begin_job("part", 2);
+    world.step("whole");
+    assert_eq!((world.held_by("whole"), world.held_by("part")), (2, 2), "they may come soon");
+    world.live(299);
+    assert_eq!((world.held_by("part"), world.unserved("part")), (2, None));
+    world.live(2);
+    world.step("whole");
+    world.step("whole");
+    assert_eq!((world.held_by("whole"), world.held_by("part")), (4, 0));
+    assert_eq!((world.unserved("part"), world.unserved("whole")), (Some("NotWhole"), None));
+    let told = world
+        .notices
+        .iter()
+        .filter(|it| it.starts_with("NotWhole: 1 of 2 trainers of job n/part/1"));
+    assert_eq!(told.count(), 1, "{:?}", world.notices);
+    world.complete_job("part", 2);
+    world.step("whole");
+    world.step("part");
+    assert_eq!((world.held_by("whole"), world.held_by("part")), (2, 2));
+    assert_eq!(world.unserved("part"), None);
+    // Who trains keeps its servers, whoever does not come back to a new controller.
+    world.hold_back(Who::Trainer(key("part"), 1));
+    world.change_controller(2);
+    world.live(600);
+    assert_eq!((world.held_by("part"), world.unserved("part")), (2, None));
+}
+
+#[test]
+fn a_job_of_which_nobody_comes_is_told_after_minutes() {
+    let mut world = World::new(1, 2);
+    world.make_trainers("late", 2);
+    world.live(299);
+    assert_eq!(world.unserved("late"), None);
+    world.live(1);
+    assert_eq!(world.unserved("late"), Some("NotCome"));
+    world.begin_job("late", 2);
+    assert_eq!((world.unserved("late"), world.held_by("late")), (None, 2));
+    world.live(299);
+    assert_eq!(world.unserved("late"), None, "the others have as long");
+}
+
+#[test]
 fn a_server_leaves_only_after_a_step_without_it() {
     let mut world = World::new(1, 2);
     world.start_job("j", 1, false);
@@ -191,7 +255,7 @@ fn another_controller_goes_on_from_what_the_workers_say() {
 fn a_new_controller_waits_for_servers_before_it_calls_them_gone() {
     let mut world = World::new(1, 2);
     world.start_job("j", 1, false);
-    world.hold_back(id(1, 0));
+    world.hold_back(Who::Server(id(1, 0)));
     world.change_controller(2);
     assert_eq!(world.view("j"), "1.3: D0.0 D1.0");
     world.pass(14);

@@ -30,7 +30,7 @@ pub(crate) struct World {
     now: Duration,
     facts: Facts,
     workers: BTreeMap<Who, Worker>,
-    held_back: BTreeSet<ServerId>,
+    held_back: BTreeSet<Who>,
     /// The last view that a finished step has used, by job.
     stepped: BTreeMap<JobKey, View>,
     pub(crate) reproducible: bool,
@@ -197,9 +197,18 @@ impl World {
     }
 
     pub(crate) fn start_job(&mut self, job: &str, trainers: u32, in_place: bool) {
+        self.facts.in_place = in_place;
+        self.make_trainers(job, trainers);
+        // The conductor comes last: the others wait for it.
+        for rank in (0..trainers).rev() {
+            self.greet(&Who::Trainer(key(job), rank));
+        }
+        self.step(job);
+    }
+
+    pub(crate) fn make_trainers(&mut self, job: &str, trainers: u32) {
         let key = key(job);
         self.facts.jobs.insert(key.clone());
-        self.facts.in_place = in_place;
         self.tell_facts();
         for rank in 0..trainers {
             let secret = if rank == 0 { vec![7; 32] } else { Vec::new() };
@@ -208,11 +217,25 @@ impl World {
             self.workers
                 .insert(Who::Trainer(key.clone(), rank), Worker { hello, ..Worker::default() });
         }
-        // The conductor comes last: the others wait for it.
-        for rank in (0..trainers).rev() {
-            self.greet(&Who::Trainer(key.clone(), rank));
+    }
+
+    /// Of a job with so many trainers the conductor alone comes: the images of the others do not.
+    pub(crate) fn begin_job(&mut self, job: &str, trainers: u32) {
+        self.make_trainers(job, trainers);
+        self.greet(&Who::Trainer(key(job), 0));
+    }
+
+    /// The others come, too.
+    pub(crate) fn complete_job(&mut self, job: &str, trainers: u32) {
+        for rank in 1..trainers {
+            self.greet(&Who::Trainer(key(job), rank));
         }
         self.step(job);
+    }
+
+    /// Why a job has no servers.
+    pub(crate) fn unserved(&self, job: &str) -> Option<&'static str> {
+        self.pool.unserved(self.now).find(|it| *it.0 == key(job)).map(|it| it.1.reason())
     }
 
     pub(crate) fn share(&mut self, job: &str, share: u32) {
@@ -295,16 +318,16 @@ impl World {
         self.tell_facts();
     }
 
-    pub(crate) fn hold_back(&mut self, id: ServerId) {
-        self.held_back.insert(id);
+    /// Does not come back to another controller.
+    pub(crate) fn hold_back(&mut self, who: Who) {
+        self.held_back.insert(who);
     }
 
     pub(crate) fn change_controller(&mut self, term: u64) {
         self.pool = Pool::new(term);
         self.tell_facts();
         for who in self.workers.keys().cloned().collect::<Vec<_>>() {
-            let back = matches!(&who, Who::Server(id) if self.held_back.contains(id));
-            if !back && !self.workers[&who].drained {
+            if !self.held_back.contains(&who) && !self.workers[&who].drained {
                 self.greet(&who);
             }
         }

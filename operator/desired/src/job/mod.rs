@@ -34,6 +34,7 @@ use std::collections::BTreeSet;
 use cadre_crds::contract::ANNOTATION_ENDED;
 use cadre_crds::validate::Refusal;
 use cadre_crds::{AttentionPool, Progress, TrainingJob};
+use cadre_views::Unserved;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::jiff::Timestamp;
@@ -87,6 +88,8 @@ pub struct Observed {
     pub attached: Option<BTreeSet<(u32, u32)>>,
     /// Why a pod of the attempt that should have more was refused when it was tried.
     pub refused_pod: Option<Failure>,
+    /// The attempt that has none of the pool's servers though its conductor is there, and why.
+    pub unserved: Option<(u32, Unserved)>,
 }
 
 /// Trainers that have joined the control service.

@@ -6,6 +6,7 @@
 
 use cadre_crds::contract::TRAINER_CONTAINER;
 use cadre_crds::{Encryption, TrainingJob, TrainingJobStatus};
+use cadre_views::Unserved;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
@@ -367,12 +368,17 @@ fn words(obstacle: Obstacle) -> (&'static str, &'static str) {
 
 /// Whether a job that runs has less than it should.
 fn degraded(observed: &Observed, failure: Option<&Failure>) -> Said {
-    match obstacle(observed) {
-        Some(obstacle) => {
-            let (reason, message) = words(obstacle);
-            said(true, reason, message)
+    if let Some(obstacle) = obstacle(observed) {
+        let (reason, message) = words(obstacle);
+        return said(true, reason, message);
+    }
+    let newest = newest(observed).map_or(0, |it| it.number);
+    match observed.unserved.filter(|it| it.0 == newest && failure.is_none()) {
+        // Of trainers that do not come `Running` says why.
+        None | Some((_, Unserved::NotCome)) => refused(failure),
+        Some((_, why @ (Unserved::OtherBuild { .. } | Unserved::NotWhole { .. }))) => {
+            said(true, why.reason(), why.words("the job"))
         }
-        None => refused(failure),
     }
 }
 

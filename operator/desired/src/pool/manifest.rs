@@ -6,15 +6,15 @@
 use std::collections::BTreeMap;
 
 use super::revision::Revision;
-use super::server::servers;
+use super::server::{Server, servers};
 use super::{Observed, meta};
 use crate::names::{self, name, owned_by, pool_labels, queue_labels, server_selector};
 use crate::podspec::{complete, empty, mount, variable, volume};
 use crate::settings::Settings;
 use cadre_crds::contract::{
-    ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, CADRE_INCARNATION, CADRE_INDEX,
-    CADRE_POOL, CADRE_ROLE, LABEL_CLASS, LABEL_JOB, LABEL_POOL, LABEL_REVISION, LABEL_ROLE,
-    LABEL_SLOT, ROLE_SERVER, ROLE_TRAINER, SERVER_CONTAINER,
+    ANNOTATION_AVOID, ANNOTATION_FAILURES, ANNOTATION_INCARNATION, ANNOTATION_TAKEN_OVER,
+    CADRE_INCARNATION, CADRE_INDEX, CADRE_POOL, CADRE_ROLE, LABEL_CLASS, LABEL_JOB, LABEL_POOL,
+    LABEL_REVISION, LABEL_ROLE, LABEL_SLOT, ROLE_SERVER, ROLE_TRAINER, SERVER_CONTAINER,
 };
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Colocation};
 use k8s_openapi::api::core::v1::{
@@ -61,7 +61,7 @@ pub(crate) fn server(
 ) -> Pod {
     let pool = revision.pool.as_ref();
     let template = pool.spec.template.clone();
-    let own = || own_template(image(observed, &revision.digest, settings), settings);
+    let own = || own_template(&image(observed, &revision.digest, settings), settings);
     let template = template.unwrap_or_else(own);
     let from = template.metadata.unwrap_or_default();
     let mut labels = from.labels.unwrap_or_default();
@@ -107,14 +107,12 @@ pub(crate) fn server(
 
 /// Image of a server whose revision names none: that of the servers of it that work for jobs, else the chart's. After an
 /// upgrade the chart's may be of another build, which cannot work for these jobs.
-fn image<'a>(observed: &'a Observed, digest: &str, settings: &'a Settings) -> &'a str {
-    let mut all = servers(observed).into_iter();
-    let works = all.find(|it| {
+pub(crate) fn image(observed: &Observed, digest: &str, settings: &Settings) -> String {
+    let all = servers(observed);
+    let works = all.iter().find(|it| {
         it.revision() == Some(digest) && it.stays() && it.report.is_some_and(|it| it.serves)
     });
-    let containers = works.and_then(|it| Some(&it.pod.spec.as_ref()?.containers));
-    let own = containers.and_then(|it| it.iter().find(|it| it.name == SERVER_CONTAINER));
-    own.and_then(|it| it.image.as_deref()).unwrap_or(&settings.server_image)
+    works.and_then(Server::image).unwrap_or(&settings.server_image).to_owned()
 }
 
 /// Pod of a pool without a template: an image of ours, nothing that is not needed.
@@ -276,12 +274,19 @@ pub(crate) fn service(pool: &AttentionPool) -> Service {
 }
 
 /// One server at a time may be evicted; those that are not ready always may. The disruption controller counts the others from
-/// `spec.replicas`, through the scale subresource: those that find no node would count as evicted as long as that is so, and
-/// nobody could drain a node.
-pub(crate) fn budget(pool: &AttentionPool, without_node: usize) -> PodDisruptionBudget {
-    let most = i32::try_from(without_node).unwrap_or(i32::MAX).saturating_add(1);
+/// `spec.replicas`, through the scale subresource: those that find no node, or that the API server refuses, would count as
+/// evicted as long as that is so (`missing`), and nobody could drain a node. It also keeps when numbers of others were taken over, if any were.
+pub(crate) fn budget(
+    pool: &AttentionPool,
+    missing: usize,
+    taken_over: &str,
+) -> PodDisruptionBudget {
+    let most = i32::try_from(missing).unwrap_or(i32::MAX).saturating_add(1);
+    let mut metadata = meta(pool, names::servers_budget(name(&pool.metadata)));
+    let noted = (ANNOTATION_TAKEN_OVER.to_owned(), taken_over.to_owned());
+    metadata.annotations = (!taken_over.is_empty()).then(|| BTreeMap::from([noted]));
     PodDisruptionBudget {
-        metadata: meta(pool, names::servers_budget(name(&pool.metadata))),
+        metadata,
         spec: Some(PodDisruptionBudgetSpec {
             min_available: None,
             selector: Some(LabelSelector {

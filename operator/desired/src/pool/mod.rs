@@ -33,7 +33,7 @@ use std::sync::Arc;
 use cadre_crds::AttentionPool;
 use cadre_crds::contract::{ANNOTATION_TAKEN_OVER, FINALIZER};
 use cadre_crds::validate::{self, Refusal};
-use cadre_views::JobKey;
+use cadre_views::{JobKey, Unserved};
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
@@ -42,7 +42,7 @@ use k8s_openapi::jiff::Timestamp;
 
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
-use crate::names::{LAST_INCARNATION, is_owned, owned_by, pool_labels};
+use crate::names::{LAST_INCARNATION, annotation, is_owned, owned_by, pool_labels};
 use crate::pod::{State, set_up_by, unscheduled};
 use crate::settings::Settings;
 pub use facts::facts;
@@ -56,6 +56,10 @@ const PAUSE_SECONDS: i64 = 10;
 /// Longest pause.
 const LONGEST_PAUSE_SECONDS: i64 = 300;
 
+/// Seconds after which servers that the API server refuses to make are taken for missing until further notice. Before, one
+/// that was evicted may leave its quota to its successor with a delay.
+const UNMADE_SECONDS: i64 = 60;
+
 /// Seconds between two looks while servers may still come back to a new leader.
 const LOOK_AGAIN_SECONDS: i64 = 5;
 
@@ -64,7 +68,7 @@ const LOOK_AGAIN_SECONDS: i64 = 5;
 const MADE_AT_ONCE: usize = 250;
 
 /// State of a pool in the cluster, and what its servers reported.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Observed {
     /// The object.
     pub pool: AttentionPool,
@@ -95,8 +99,12 @@ pub struct Observed {
     pub has_control: bool,
     /// When servers lost their connection that have had one, by the name of the pod.
     pub lost: BTreeMap<String, Timestamp>,
+    /// Since when the API server refuses to make further servers, if it does: for a quota or an admission policy.
+    pub unmade_since: Option<Timestamp>,
     /// Demand of the jobs whose trainers are there, by namespace and name. Read in mode `Auto` alone.
     pub demands: BTreeMap<(String, String), Demand>,
+    /// Attempts that have no servers though their conductor is there, and why. Read in mode `Auto` alone.
+    pub unserved: BTreeMap<JobKey, Unserved>,
     /// What mode `Auto` remembers.
     pub memory: Memory,
 }
@@ -154,17 +162,13 @@ pub fn decide(observed: &Observed, settings: &Settings, now: Timestamp) -> (Deci
     if !deleted && refusal(observed).is_some() {
         return (decision, observed.memory.clone());
     }
-    let scale = if deleted { Scale::none(observed) } else { scale::of(observed, now) };
-    // In this look those stay wanted who were; the number that is written counts from the next one on.
-    decision.actions.extend(scale.write.map(|(replicas, text)| Action::Scale {
-        replicas,
-        annotation: ANNOTATION_TAKEN_OVER,
-        text,
-    }));
+    let scale = if deleted { Scale::none(observed) } else { scale::of(observed, settings, now) };
     guard(observed, &all, deleted, &mut decision);
     if !deleted {
-        surroundings(observed, &all, &mut decision.actions);
+        surroundings(observed, (&all, &scale), now, &mut decision);
     }
+    // In this look those stay wanted who were; the number that is written counts from the next one on.
+    decision.actions.extend(scale.write.map(|replicas| Action::Scale { replicas }));
     let wanted = scale.servers as usize;
     if !deleted {
         revision::keep(observed, &all, wanted, &mut decision.actions);
@@ -203,7 +207,13 @@ fn guard(observed: &Observed, all: &[Server<'_>], deleted: bool, decision: &mut 
 }
 
 /// The Service and the disruption budget. Those of somebody else are left alone.
-fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Action>) {
+fn surroundings(
+    observed: &Observed,
+    (all, scale): (&[Server<'_>], &Scale),
+    now: Timestamp,
+    decision: &mut Decision,
+) {
+    let actions = &mut decision.actions;
     let pool = &observed.pool;
     let service = manifest::service(pool);
     match &observed.service {
@@ -218,8 +228,20 @@ fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Actio
     }
     let finds_none =
         |it: &&Server<'_>| it.state == State::Unscheduled && unscheduled(it.pod).is_some();
-    let without_node = all.iter().filter(finds_none);
-    let budget = manifest::budget(pool, without_node.count());
+    let without_node = all.iter().filter(finds_none).count();
+    let taken_over = scale.taken_over.as_str();
+    let lasts = observed.unmade_since.map(|it| now.as_second() - it.as_second());
+    let unmade = match lasts {
+        Some(lasts) if lasts >= UNMADE_SECONDS => {
+            (scale.servers.saturating_sub(scale::there(observed))) as usize
+        }
+        Some(lasts) => {
+            decision.again = soonest(decision.again, Some(UNMADE_SECONDS - lasts.max(0)));
+            0
+        }
+        None => 0,
+    };
+    let budget = manifest::budget(pool, without_node + unmade, taken_over);
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
@@ -230,7 +252,10 @@ fn surroundings(observed: &Observed, all: &[Server<'_>], actions: &mut Vec<Actio
             // Earlier builds said it so, and an apply does not take away what a create has set.
             if found.spec.as_ref().is_some_and(|it| it.min_available.is_some()) {
                 actions.push(Action::Delete(Reference::new(Kind::Budget, &found.metadata)));
-            } else if content(found) != content(&budget) {
+            } else if content(found) != content(&budget)
+                || !taken_over.is_empty()
+                    && annotation(&found.metadata, ANNOTATION_TAKEN_OVER) != Some(taken_over)
+            {
                 actions.push(Action::Apply(Object::Budget(Box::new(budget))));
             }
         }
@@ -250,6 +275,10 @@ fn leave(
     for server in all.iter().filter(|it| it.is_present()) {
         let Some(drain) = &server.drain else { continue };
         let left = drain.since.as_second() + timeout - now.as_second();
+        if let Some(reason) = drain.comes_from_another_clock(now) {
+            let pod = Reference::new(Kind::Pod, &server.pod.metadata);
+            decision.actions.push(Action::Drain { pod, reason, since: now });
+        }
         if server.may_go(observed.reports_complete) || left <= 0 {
             decision.actions.push(Action::Delete(Reference::new(Kind::Pod, &server.pod.metadata)));
         } else {
@@ -290,7 +319,7 @@ fn come(
         if let Some(last) = last.filter(|_| failures > 0) {
             let doubled = PAUSE_SECONDS.saturating_mul(1 << (failures - 1).min(16));
             let left =
-                last.ended().as_second() + doubled.min(LONGEST_PAUSE_SECONDS) - now.as_second();
+                last.ended(now).as_second() + doubled.min(LONGEST_PAUSE_SECONDS) - now.as_second();
             if left > 0 {
                 decision.again = soonest(decision.again, Some(left));
                 continue;

@@ -27,6 +27,10 @@ pub(crate) const POOL_DELETED: &str = "PoolDeleted";
 pub(crate) const TEMPLATE_CHANGED: &str = "TemplateChanged";
 /// Reason of a drain for slowness or failures.
 pub(crate) const QUARANTINED: &str = "Quarantined";
+/// Reason of a drain for a node that is to be emptied.
+pub(crate) const NODE_CORDONED: &str = "NodeCordoned";
+/// All reasons of drains.
+const DRAINS: [&str; 5] = [SHRINK, POOL_DELETED, TEMPLATE_CHANGED, QUARANTINED, NODE_CORDONED];
 
 /// One start of a server.
 #[derive(Clone, Debug)]
@@ -67,6 +71,14 @@ fn server<'a>(pod: &'a Pod, observed: &'a Observed) -> Option<Server<'a>> {
         drain,
         report: observed.reports.get(name(meta)),
     })
+}
+
+impl Drain<'_> {
+    /// The reason, if an operator has written it at a time that is still to come: by another clock, which says nothing about when
+    /// the drain is late.
+    pub(crate) fn comes_from_another_clock(&self, now: Timestamp) -> Option<&'static str> {
+        DRAINS.into_iter().find(|it| *it == self.reason && self.since > now)
+    }
 }
 
 impl Server<'_> {
@@ -118,6 +130,12 @@ impl Server<'_> {
         joins_by(self.pod, JOINS_SECONDS).max(lost.map(|it| it + JOINS_SECONDS))
     }
 
+    /// Image of its container.
+    pub(crate) fn image(&self) -> Option<&str> {
+        let mut containers = self.pod.spec.as_ref()?.containers.iter();
+        containers.find(|it| it.name == SERVER_CONTAINER)?.image.as_deref()
+    }
+
     /// Digest of what it was made from.
     pub(crate) fn revision(&self) -> Option<&str> {
         label(&self.pod.metadata, LABEL_REVISION)
@@ -145,9 +163,10 @@ impl Server<'_> {
         if ran.is_some_and(|it| it >= PROVEN_SECONDS) { 1 } else { before.saturating_add(1) }
     }
 
-    /// When it ended, if it has; else when it was made.
-    pub(crate) fn ended(&self) -> Timestamp {
+    /// When it ended, if it has; else when it was made. So it is where its node's clock goes ahead.
+    pub(crate) fn ended(&self, now: Timestamp) -> Timestamp {
         let ended = end(self.pod, SERVER_CONTAINER).and_then(|it| it.finished_at.as_ref());
+        let ended = ended.filter(|it| it.0 <= now);
         let made = self.pod.metadata.creation_timestamp.as_ref();
         ended.or(made).map_or(Timestamp::UNIX_EPOCH, |it| it.0)
     }

@@ -19,7 +19,7 @@ use k8s_openapi::api::core::v1::Pod;
 use super::Observed;
 use super::manifest::levels;
 use super::revision::{at_once_now, digest, may_follow};
-use super::server::{POOL_DELETED, QUARANTINED, SHRINK, Server, TEMPLATE_CHANGED};
+use super::server::{NODE_CORDONED, POOL_DELETED, QUARANTINED, SHRINK, Server, TEMPLATE_CHANGED};
 use crate::pod::{State, node, state};
 use crate::settings::Settings;
 
@@ -52,7 +52,7 @@ pub(crate) fn choose<'s, 'a>(
         let reason = if server.report.is_some_and(|it| it.quarantined) {
             QUARANTINED
         } else if cordoned(server) {
-            "NodeCordoned"
+            NODE_CORDONED
         } else {
             continue;
         };

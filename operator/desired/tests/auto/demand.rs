@@ -1,6 +1,7 @@
 //! What counts as demand besides busy servers: jobs that wait for their first server, and trainers that wait for attention.
 
 use cadre_desired::pool::scale::Demand;
+use cadre_views::{JobKey, Unserved};
 use proptest::prelude::*;
 
 use super::replay::{Replay, Trainers};
@@ -56,6 +57,53 @@ fn a_job_that_cannot_start_holds_no_server() {
     assert_eq!(replay.run(1_400, 60), [0]);
     replay.trainers = Trainers::Running;
     assert_eq!(replay.run(1_400, 60), [6]);
+}
+
+/// As the control service says it of the only job, whose trainers are there.
+fn unserved(replay: &mut Replay, why: Option<Unserved>) {
+    let job = JobKey { namespace: String::new(), name: "j0".into(), attempt: 1 };
+    replay.unserved = why.map(|it| (job, it)).into_iter().collect();
+}
+
+#[test]
+fn a_job_of_another_build_gives_its_servers_up_and_asks_again_when_they_become_others() {
+    let mut replay = Replay::new(0, 64, 3);
+    (replay.has_jobs, replay.demand, replay.serves) = (true, needs(6), false);
+    assert_eq!(replay.run(1_400, 60), [6]);
+    let other = Some(Unserved::OtherBuild { data_version: 4 });
+    unserved(&mut replay, other);
+    assert_eq!(replay.run(1_400, 900), [6, 0], "no server works for it");
+    assert_eq!(replay.run(1_400, 7_200), [0], "and none will");
+    // A new leader tries it once.
+    replay.take_over();
+    unserved(&mut replay, None);
+    assert_eq!(replay.run(1_400, 60), [6]);
+    unserved(&mut replay, other);
+    assert_eq!(replay.run(1_400, 900), [6, 0]);
+    assert_eq!(replay.run(1_400, 7_200), [0]);
+    // Another image of the chart may be of its build.
+    replay.settings.server_image = "cadre:another".into();
+    assert_eq!(replay.run(1_400, 900), [6, 0]);
+    assert_eq!(replay.run(1_400, 7_200), [0]);
+    // So may be another template.
+    replay.make("server:another");
+    assert_eq!(replay.run(1_400, 60), [6]);
+    unserved(&mut replay, None);
+    replay.serves = true;
+    assert_eq!(replay.run(1_400, 1_200).last(), Some(&3), "and then what it uses");
+}
+
+#[test]
+fn a_job_whose_trainers_do_not_come_asks_for_servers_when_they_do() {
+    for why in [Unserved::NotCome, Unserved::NotWhole { come: 1, trainers: 2 }] {
+        let mut replay = Replay::new(0, 64, 3);
+        (replay.has_jobs, replay.demand, replay.serves) = (true, needs(6), false);
+        assert_eq!(replay.run(1_400, 300), [6]);
+        unserved(&mut replay, Some(why));
+        assert_eq!(replay.run(1_400, 900), [6, 0], "{why:?}");
+        unserved(&mut replay, None);
+        assert_eq!(replay.run(1_400, 60), [6]);
+    }
 }
 
 #[test]

@@ -170,6 +170,71 @@ fn a_new_leader_does_not_begin_the_fight_anew() {
     assert_eq!((replay.told().0.as_str(), replay.drained), ("OthersScale", 0));
 }
 
+/// `kubectl replace` writes the whole object, without what the operator has noted there.
+#[test]
+fn who_replaces_the_object_does_not_begin_the_fight_anew() {
+    for is_led_on in [true, false] {
+        let mut replay = Replay::new(8, 20, 1);
+        replay.run(4_800, 60);
+        for number in 1..20 {
+            replay.write("kubectl-replace", Way::Update, Some(number % 8));
+            replay.pool.metadata.annotations = None;
+            if !is_led_on {
+                replay.take_over();
+            }
+            assert_eq!(replay.run(4_800, 30), [8]);
+        }
+        assert_eq!(replay.written, [8, 8, 8], "the first of them took over the manifest's");
+        assert_eq!((replay.told().0.as_str(), replay.drained), ("OthersScale", 0));
+    }
+}
+
+#[test]
+fn a_take_over_that_is_not_done_yet_counts_once() {
+    let mut replay = Replay::new(8, 20, 1);
+    replay.run(4_800, HOUR + 60);
+    replay.write("autoscaler", Way::Scale, Some(2));
+    let foreign = replay.pool.clone();
+    for _ in 0..5 {
+        // The API server has not taken it: somebody else has written something at the same time.
+        replay.pool = foreign.clone();
+        assert_eq!(replay.look(4_800), 8);
+        assert_ne!(replay.told().0, "OthersScale");
+    }
+    assert_eq!(replay.run(4_800, 60), [8]);
+    for number in [3, 4] {
+        replay.write("autoscaler", Way::Scale, Some(number));
+        assert_eq!(replay.run(4_800, 60), [8]);
+    }
+    assert_ne!(replay.told().0, "OthersScale");
+}
+
+/// The clock of the leader before went ahead, or goes behind.
+#[test]
+fn another_leaders_clock_does_not_lengthen_the_time_for_which_others_are_left_alone() {
+    for ahead in [-2 * HOUR, 2 * HOUR, 100 * HOUR] {
+        let mut replay = Replay::new(8, 20, 1);
+        replay.second += 200 * HOUR;
+        replay.run(4_800, 60);
+        replay.second += ahead;
+        for number in [2, 3, 4] {
+            replay.write("autoscaler", Way::Scale, Some(number));
+            assert_eq!(replay.run(4_800, 30), [8]);
+        }
+        replay.second -= ahead;
+        replay.take_over();
+        for number in [2, 3, 4] {
+            replay.write("autoscaler", Way::Scale, Some(number));
+            assert_eq!(replay.run(4_800, 30), [8]);
+        }
+        replay.write("autoscaler", Way::Scale, Some(5));
+        replay.run(4_800, 30);
+        assert_eq!(replay.told().0, "OthersScale", "{ahead}");
+        assert_eq!(replay.run(4_800, HOUR + 60), [8]);
+        assert!(is_ours(&replay), "{ahead}");
+    }
+}
+
 #[test]
 fn who_asks_for_more_has_them_for_a_window() {
     let mut replay = Replay::new(4, 20, 1);

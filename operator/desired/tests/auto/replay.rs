@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use cadre_crds::contract::{ANNOTATION_INCARNATION, LABEL_JOB, LABEL_REVISION, LABEL_SLOT};
+use cadre_crds::contract::{
+    ANNOTATION_INCARNATION, LABEL_ATTEMPT, LABEL_JOB, LABEL_REVISION, LABEL_SLOT,
+};
 use cadre_crds::{AttentionPool, AttentionPoolSpec, Scaling, ScalingMode};
 use cadre_desired::pool::scale::{Demand, Memory};
 use cadre_desired::pool::{Observed, Report, decide, status};
 use cadre_desired::{Action, Applied, Object, Settings};
-use cadre_views::JobKey;
-use k8s_openapi::api::core::v1::{Pod, PodCondition, PodSpec, PodStatus};
+use cadre_views::{JobKey, Unserved};
+use k8s_openapi::api::core::v1::{Container, Pod, PodCondition, PodSpec, PodStatus};
+use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::json;
@@ -34,6 +37,7 @@ pub(crate) enum Trainers {
 /// A pool whose servers share a load evenly.
 pub(crate) struct Replay {
     pub(crate) pool: AttentionPool,
+    pub(crate) budget: Option<PodDisruptionBudget>,
     /// When each server was asked for.
     pub(crate) servers: Vec<i64>,
     pub(crate) memory: Memory,
@@ -48,10 +52,16 @@ pub(crate) struct Replay {
     pub(crate) trainers: Trainers,
     /// What is known of the job's demand.
     pub(crate) demand: Demand,
+    /// Whether servers work for the jobs that are there.
+    pub(crate) serves: bool,
+    /// Attempts that no server works for.
+    pub(crate) unserved: BTreeMap<JobKey, Unserved>,
     /// A server that works and whose reports do not arrive.
     pub(crate) silent: Option<usize>,
     /// Whether all servers have had time to come back to this leader.
     pub(crate) is_complete: bool,
+    /// What the chart says, among it the image of new servers without a template.
+    pub(crate) settings: Settings,
     /// Digest of what its servers are made from.
     revision: String,
     /// Numbers that were written, and servers that were told to leave though nobody wrote that.
@@ -69,6 +79,7 @@ impl Replay {
         let servers = vec![0; replicas as usize];
         let mut replay = Self {
             pool,
+            budget: None,
             servers,
             memory: Memory::default(),
             second: 1_000,
@@ -78,8 +89,11 @@ impl Replay {
             jobs: 1,
             trainers: Trainers::Running,
             demand: Demand::default(),
+            serves: true,
+            unserved: BTreeMap::new(),
             silent: None,
             is_complete: true,
+            settings: Settings::default(),
             revision: String::new(),
             written: Vec::new(),
             drained: 0,
@@ -91,6 +105,13 @@ impl Replay {
     /// Another operator leads, and knows what the object says. There is no status that it could know.
     pub(crate) fn take_over(&mut self) {
         self.memory = Memory::default();
+    }
+
+    /// The pool gets another template, and its servers are made from that.
+    pub(crate) fn make(&mut self, image: &str) {
+        let template = json!({"spec": {"containers": [{"name": "server", "image": image}]}});
+        self.pool.spec.template = serde_json::from_value(template).expect("a template");
+        self.revision = self.revision();
     }
 
     /// Somebody else writes a number, or a manifest without one.
@@ -138,7 +159,7 @@ impl Replay {
             pool: self.pool.clone(),
             unreadable: None,
             service: None,
-            budget: None,
+            budget: self.budget.clone(),
             revisions: Vec::new(),
             pods: pods.into_iter().map(Arc::new).collect(),
             trainers,
@@ -149,7 +170,9 @@ impl Replay {
             reports_complete: self.is_complete,
             has_control: true,
             lost: BTreeMap::new(),
+            unmade_since: None,
             demands: demands.collect(),
+            unserved: self.unserved.clone(),
             memory: self.memory.clone(),
         }
     }
@@ -180,12 +203,12 @@ impl Replay {
         let mut pods = Vec::new();
         let mut reports = BTreeMap::new();
         for (slot, since) in self.servers.clone().into_iter().enumerate() {
-            let mut pod = pod(slot, &self.revision);
+            let mut pod = pod(slot, &self.revision, &self.settings.server_image);
             if slot >= self.fits {
                 pod.spec = None;
             } else if since + START <= self.second {
                 let busy = (share * self.noise() / 1_000_000).min(1_000_000);
-                let serves = self.has_jobs && load > 0;
+                let serves = self.has_jobs && load > 0 && self.serves;
                 // Who works for no job reports nothing.
                 let reports_load = serves || !self.has_jobs;
                 let is_heard = reports_load && self.silent != Some(slot);
@@ -199,16 +222,29 @@ impl Replay {
         let trainers = (0..jobs).map(|at| Arc::new(trainer(at, self.trainers))).collect();
         let observed = self.observed(pods, reports, trainers);
         let now = Timestamp::from_second(self.second).expect("a good second");
-        let (decision, memory) = decide(&observed, &Settings::default(), now);
+        let (decision, memory) = decide(&observed, &self.settings, now);
         self.memory = memory;
         for action in decision.actions {
             if let Action::Drain { reason, .. } = &action {
                 assert_eq!(*reason, "ScaledDown", "nobody is replaced");
                 self.drained += 1;
             }
-            if let Action::Scale { replicas, annotation, text } = action {
-                scale(&mut self.pool, replicas, annotation, text);
-                self.written.push(replicas);
+            match action {
+                Action::Scale { replicas } => {
+                    scale(&mut self.pool, replicas);
+                    self.written.push(replicas);
+                }
+                Action::Create(Object::Budget(it)) | Action::Apply(Object::Budget(it)) => {
+                    self.budget = Some(*it);
+                }
+                Action::Create(_)
+                | Action::Apply(_)
+                | Action::Drain { .. }
+                | Action::Note { .. }
+                | Action::Delete(_)
+                | Action::DeleteSelf
+                | Action::Guard
+                | Action::Release => {}
             }
         }
         // Servers come and go at once.
@@ -231,8 +267,10 @@ fn job(at: usize) -> String {
 
 /// A trainer of a job.
 fn trainer(at: usize, trainers: Trainers) -> Pod {
-    let mut trainer = pod(0, "");
-    trainer.metadata.labels = Some([(LABEL_JOB.to_owned(), job(at))].into());
+    let mut trainer = pod(0, "", "");
+    let labels = [(LABEL_JOB, job(at)), (LABEL_ATTEMPT, "1".into())];
+    let labels = labels.map(|(key, value)| (key.to_owned(), value));
+    trainer.metadata.labels = Some(labels.into());
     if trainers == Trainers::WithoutNodes {
         (trainer.spec, trainer.status) = (None, None);
     }
@@ -249,8 +287,10 @@ fn trainer(at: usize, trainers: Trainers) -> Pod {
     trainer
 }
 
-fn pod(slot: usize, revision: &str) -> Pod {
+fn pod(slot: usize, revision: &str, image: &str) -> Pod {
     let owner = OwnerReference { uid: "u".into(), controller: Some(true), ..Default::default() };
+    let (name, image) = ("server".to_owned(), Some(image.to_owned()));
+    let container = Container { name, image, ..Container::default() };
     let ready = PodCondition { type_: "Ready".into(), status: "True".into(), ..Default::default() };
     Pod {
         metadata: ObjectMeta {
@@ -266,7 +306,11 @@ fn pod(slot: usize, revision: &str) -> Pod {
             owner_references: Some(vec![owner]),
             ..ObjectMeta::default()
         },
-        spec: Some(PodSpec { node_name: Some("node".into()), ..PodSpec::default() }),
+        spec: Some(PodSpec {
+            node_name: Some("node".into()),
+            containers: vec![container],
+            ..PodSpec::default()
+        }),
         status: Some(PodStatus {
             phase: Some("Running".into()),
             conditions: Some(vec![ready]),

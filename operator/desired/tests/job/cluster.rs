@@ -6,6 +6,7 @@ use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_desired::job::{Arrived, LastWords, Observed, decide, status};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
+use cadre_views::Unserved;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, ObjectMeta};
@@ -36,6 +37,7 @@ pub(crate) struct World {
     pub(crate) attached: Option<BTreeSet<(u32, u32)>>,
     /// Why a pod that was tried was refused.
     pub(crate) refused_pod: Option<Failure>,
+    pub(crate) unserved: Option<(u32, Unserved)>,
     /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
     pub(crate) may_count: u32,
     /// Failures of these since a newer checkpoint was told of while the job was not over.
@@ -83,6 +85,7 @@ impl World {
             joined: None,
             attached: Some(BTreeSet::new()),
             refused_pod: None,
+            unserved: None,
             may_count: 0,
             since_saved: 0,
             gone: false,
@@ -117,6 +120,7 @@ impl World {
             joined: self.joined.clone(),
             attached: self.attached.clone(),
             refused_pod: self.refused_pod.clone(),
+            unserved: self.unserved,
         }
     }
 

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use cadre_desired::Failure;
 use cadre_desired::job::{Arrived, decide};
+use cadre_views::Unserved;
 
 use super::cluster::World;
 use super::world::{init_waits, set_condition, set_phase, set_up_since, settings, since};
@@ -115,4 +116,25 @@ fn an_attempt_whose_pods_do_not_come_says_why_none_is_made() {
     world.reconcile(usize::MAX);
     world.clock.second += 9;
     assert_eq!((lacks(&world), world.again()), (None, None));
+}
+
+#[test]
+fn an_attempt_that_no_server_works_for_says_why() {
+    let mut world = World::new(false);
+    world.reconcile(usize::MAX);
+    let mut degraded = |unserved| {
+        world.unserved = unserved;
+        world.reconcile(usize::MAX);
+        let mut conditions = world.job.status.iter().flat_map(|it| &it.conditions);
+        let found = conditions.find(|it| it.type_ == "Degraded").expect("it is always said");
+        (found.reason.clone(), found.message.clone())
+    };
+    assert_eq!(degraded(None).0, "AsItShould");
+    let (reason, message) = degraded(Some((1, Unserved::OtherBuild { data_version: 4 })));
+    let expected = "no server of the pool has data version 4, that of the job, which waits; give";
+    assert!(reason == "OtherBuild" && message.starts_with(expected), "{message}");
+    let (reason, message) = degraded(Some((1, Unserved::NotWhole { come: 1, trainers: 2 })));
+    assert!(reason == "NotWhole" && message.starts_with("1 of 2 trainers of the job"), "{message}");
+    let another = degraded(Some((2, Unserved::OtherBuild { data_version: 4 })));
+    assert_eq!(another.0, "AsItShould", "of another attempt");
 }

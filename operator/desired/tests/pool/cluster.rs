@@ -48,6 +48,8 @@ pub(crate) struct World {
     pub(crate) memory: Memory,
     /// When servers lost their connection.
     pub(crate) lost: BTreeMap<String, Timestamp>,
+    /// Since when no pod is made.
+    pub(crate) unmade_since: Option<Timestamp>,
     pub(crate) gone: bool,
     /// Data version of the job that all servers of that version work for.
     pub(crate) job: Option<u32>,
@@ -90,6 +92,7 @@ impl World {
             broken: None,
             memory: Memory::default(),
             lost: BTreeMap::new(),
+            unmade_since: None,
             gone: false,
             job: None,
             busy_ppm: 0,
@@ -115,7 +118,9 @@ impl World {
             in_place: 0,
             has_control: true,
             lost: self.lost.clone(),
+            unmade_since: self.unmade_since,
             demands: BTreeMap::new(),
+            unserved: BTreeMap::new(),
             reports_complete: self.is_complete,
             memory: self.memory.clone(),
         }
@@ -137,11 +142,13 @@ impl World {
         let idle = decision.actions.is_empty();
         let whole = decision.actions.len() <= most;
         let mut failure = None;
+        let mut is_refused = false;
         for action in decision.actions.into_iter().take(most) {
             let name = words(&action);
             if self.refused.contains(name.as_str()) {
                 // Servers are made all the same, and what they are made from may change before it is kept.
                 self.has_lost_revisions |= name == "create Revision";
+                is_refused |= name == "create Pod";
                 failure.get_or_insert(Failure { reason: "Forbidden", message: name });
             } else {
                 assert!(!self.done.contains(&action), "nothing has changed since: {action:?}");
@@ -149,6 +156,7 @@ impl World {
                 self.carry_out(action);
             }
         }
+        self.unmade_since = self.unmade_since.or(Some(self.clock.now())).filter(|_| is_refused);
         if whole && !self.gone {
             self.memory = memory;
             let applied = Applied::new(self.observe(), failure);
@@ -219,9 +227,9 @@ impl World {
                 assert!(!served || late, "{} is deleted while it serves", which.name);
                 pod.metadata.deletion_timestamp = Some(Time(self.clock.now()));
             }
-            Action::Scale { replicas, annotation, text } => {
+            Action::Scale { replicas } => {
                 assert_eq!(self.pool.spec.scaling.mode, ScalingMode::Auto, "whose number it is");
-                scale(&mut self.pool, replicas, annotation, text);
+                scale(&mut self.pool, replicas);
             }
             Action::Guard => self.pool.metadata.finalizers = Some(vec![FINALIZER.into()]),
             Action::Release => {

@@ -1,6 +1,7 @@
 //! Pools: from any state to rest, with no server lost that had something to hand over.
 
 mod automatic;
+mod clocks;
 mod cluster;
 mod events;
 #[path = "../world/replicas.rs"]
@@ -272,6 +273,32 @@ fn a_server_may_be_evicted_though_others_find_no_node() {
     assert_eq!(world.evictions(), 1, "one of the two that serve");
     rest(&mut world);
     assert_eq!(world.evictions(), 1, "one of four");
+}
+
+#[test]
+fn a_server_may_be_evicted_though_others_may_not_be_made() {
+    let mut world = World::new(2);
+    rest(&mut world);
+    world.refused.insert("create Pod");
+    world.pool.spec.replicas = 5;
+    let look = |world: &mut World, seconds: i64| {
+        world.done.clear();
+        world.clock.second += seconds;
+        world.reconcile(usize::MAX);
+        world.evictions()
+    };
+    // A successor may have to wait for the quota of the one before.
+    assert_eq!([0, 59].map(|it| look(&mut world, it)), [0, 0]);
+    let (decision, _) = decide(&world.observe(), &settings(), world.clock.now());
+    assert_eq!(decision.again, Some(1), "nothing else leads to a look");
+    assert_eq!(look(&mut world, 1), 1, "one of the two that serve");
+    world.happen(&Event::Evict(0));
+    world.pods.retain(|it| it.metadata.deletion_timestamp.is_none());
+    world.reports.retain(|it, _| *it == name(&world.pods[0].metadata));
+    assert_eq!(look(&mut world, 1), 1, "that one has no successor either");
+    world.refused.clear();
+    rest(&mut world);
+    assert_eq!(world.evictions(), 1, "one of five");
 }
 
 #[test]

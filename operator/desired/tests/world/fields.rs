@@ -57,6 +57,10 @@ pub(crate) fn write(object: &mut Value, manager: &str, way: Way, number: Option<
             number
         }
     };
+    if number != old {
+        let generation = object["metadata"]["generation"].as_i64().unwrap_or(0);
+        object["metadata"]["generation"] = (generation + 1).into();
+    }
     object["spec"]["replicas"] = number.into();
     object["metadata"]["managedFields"] = entries.into();
     true

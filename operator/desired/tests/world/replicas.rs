@@ -21,8 +21,6 @@ pub(crate) fn write(
 }
 
 /// Carries out what the operator wants written.
-pub(crate) fn scale(pool: &mut AttentionPool, replicas: u32, annotation: &str, text: String) {
+pub(crate) fn scale(pool: &mut AttentionPool, replicas: u32) {
     assert!(write(pool, SCALER, Way::Apply { is_forced: true }, Some(replicas)), "it is forced");
-    let notes = pool.metadata.annotations.get_or_insert_default();
-    notes.insert(annotation.to_owned(), text);
 }

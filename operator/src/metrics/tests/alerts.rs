@@ -267,21 +267,8 @@ fn a_pool(spec: Value, change: impl Fn(&mut AttentionPool)) -> Arc<Readable<Atte
     let mut read: Readable<AttentionPool> = serde_json::from_value(named(&spec)).expect("a pool");
     let observed = pool::Observed {
         pool: read.object.clone(),
-        unreadable: None,
-        service: None,
-        budget: None,
-        revisions: Vec::new(),
-        pods: Vec::new(),
-        trainers: Vec::new(),
-        nodes: BTreeMap::new(),
-        reports: BTreeMap::new(),
-        holders: BTreeMap::new(),
-        in_place: 0,
-        has_control: false,
-        lost: BTreeMap::new(),
-        demands: BTreeMap::new(),
         reports_complete: true,
-        memory: pool::scale::Memory::default(),
+        ..pool::Observed::default()
     };
     let status = pool::status(&Applied::new(observed, None), &Settings::default(), now());
     read.object.status = Some(status);
@@ -314,6 +301,7 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         joined: None,
         attached: Some(BTreeSet::new()),
         refused_pod: None,
+        unserved: None,
     };
     let mut status = job::status(&Applied::new(observed, None), now()).expect("ours");
     status.restarts = restarts;

@@ -14,6 +14,7 @@ use cadre_views::JobKey;
 
 use super::super::Observed;
 use super::super::server::servers;
+use super::strangers::Strangers;
 use crate::identity::job_of;
 use crate::names::name;
 use crate::pod::{State, state, waits};
@@ -82,13 +83,20 @@ pub(super) fn has_job(observed: &Observed) -> bool {
     observed.trainers.iter().any(|it| state(it) != State::Ended)
 }
 
-/// Jobs whose trainers are there, and whether they have nodes; trainers of no job of ours are one. A job with a trainer that
-/// cannot start is none: its image may never come.
-fn live(observed: &Observed) -> BTreeMap<Option<(String, String)>, bool> {
-    let mut jobs: BTreeMap<_, bool> = BTreeMap::new();
+/// Jobs by namespace and name, and whether they have nodes; none is that of trainers of no job of ours.
+pub(super) type Jobs = BTreeMap<Option<(String, String)>, bool>;
+
+/// Jobs whose trainers are there. A job with a trainer that cannot start is none: its image may never come. Nor is one that no
+/// server can work for.
+pub(super) fn live(observed: &Observed, strangers: &Strangers) -> Jobs {
+    let mut jobs: Jobs = BTreeMap::new();
     let mut stuck = BTreeSet::new();
     for pod in observed.trainers.iter().filter(|it| state(it) != State::Ended) {
-        let of = job_of(pod).map(|it| (it.namespace, it.name));
+        let attempt = job_of(pod);
+        if attempt.as_ref().is_some_and(|it| strangers.has(observed, it)) {
+            continue;
+        }
+        let of = attempt.map(|it| (it.namespace, it.name));
         if waits(pod, TRAINER_CONTAINER).is_some() {
             stuck.insert(of.clone());
         }
@@ -98,19 +106,13 @@ fn live(observed: &Observed) -> BTreeMap<Option<(String, String)>, bool> {
     jobs
 }
 
-/// How many these are.
-pub(super) fn jobs(observed: &Observed) -> u32 {
-    u32::try_from(live(observed).len()).unwrap_or(u32::MAX)
-}
-
-/// Servers that jobs without one need: as many as their specs say and the pool lets one job have, else one. A job whose trainers
+/// Servers that those of these jobs need that have none: as many as their specs say and the pool lets one job have, else one. A job whose trainers
 /// wait for nodes asks for one until then, since more could take the nodes that they wait for.
 /// While servers may still come back to a new leader, it does not know which jobs have some.
-pub(super) fn waiting(observed: &Observed) -> u32 {
+pub(super) fn waiting(observed: &Observed, jobs: &Jobs) -> u32 {
     if !observed.reports_complete {
         return 0;
     }
-    let jobs = live(observed);
     let has_one = |job: &Option<(String, String)>| match job {
         Some(job) => observed
             .holders

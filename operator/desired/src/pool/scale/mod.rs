@@ -21,13 +21,14 @@
 //! While a server that works is silent it stays too, and that time is none of little load. Where some of the wanted servers are
 //! not there, it does not take their share for idle, unless no job is there. Servers without a job are idle. A job without a
 //! server gets what it needs at once. A pool has one server at least for each job that is there, and else `min`, so it goes to 0
-//! and comes back.
+//! and comes back. Jobs that no server can work for ask for none (`strangers.rs`).
 //!
 //! Whole numbers only; the memory is bounded.
 
 mod demand;
 mod memory;
 mod owner;
+mod strangers;
 
 use std::collections::BTreeSet;
 
@@ -38,11 +39,13 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::server::servers;
+use crate::settings::Settings;
 pub use demand::Demand;
 use demand::Load;
 pub use memory::Memory;
 pub(crate) use owner::writer;
 pub use owner::writes_replicas;
+use strangers::Strangers;
 
 /// Seconds between two looks at the load.
 const LOOK_SECONDS: i64 = 15;
@@ -56,8 +59,10 @@ const LAND_PERCENT: u64 = 90;
 #[derive(Clone, Debug)]
 pub(crate) struct Scale {
     pub(crate) servers: u32,
-    /// What is to be written as `spec.replicas`, and the annotation of the same write.
-    pub(crate) write: Option<(u32, String)>,
+    /// What is to be written as `spec.replicas`.
+    pub(crate) write: Option<u32>,
+    /// When numbers of others were taken over, with that of this look; to be noted before the number is written.
+    pub(crate) taken_over: String,
     pub(crate) memory: Memory,
     pub(crate) again: Option<i64>,
 }
@@ -65,28 +70,35 @@ pub(crate) struct Scale {
 impl Scale {
     /// A pool that is being deleted.
     pub(crate) fn none(observed: &Observed) -> Self {
-        Self { servers: 0, write: None, memory: observed.memory.clone(), again: None }
+        Self { memory: observed.memory.clone(), ..Self::as_written(0) }
+    }
+
+    /// A number that somebody else decides on.
+    fn as_written(servers: u32) -> Self {
+        let (memory, taken_over) = (Memory::default(), String::new());
+        Self { servers, write: None, taken_over, memory, again: None }
     }
 }
 
-pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
+pub(crate) fn of(observed: &Observed, settings: &Settings, now: Timestamp) -> Scale {
     let pool = &observed.pool;
     let replicas = pool.spec.replicas;
     if pool.spec.scaling.mode != ScalingMode::Auto {
-        return Scale { servers: replicas, write: None, memory: Memory::default(), again: None };
+        return Scale::as_written(replicas);
     }
     let second = now.as_second();
     let current = decided(observed);
     let mut memory = observed.memory.clone();
-    memory.meet(pool, current, second);
+    memory.meet(observed, current, now);
+    memory.strangers.look(observed, settings);
     let Wish { servers: wanted, percent, reason } = wish(observed, &mut memory, current, second);
     let is_ours = owner::is_ours(pool);
     let is_due = !is_ours || wanted != replicas;
-    let write = (is_due && !memory.leaves_alone(second)).then(|| (wanted, owner::noted(pool, now)));
+    let write = (is_due && !memory.leaves_alone(second)).then_some(wanted);
     if write.is_some() {
-        memory.takes_over();
+        memory.writes(observed, now);
     }
-    memory.intent = write.as_ref().filter(|it| it.0 != replicas).map(|_| ScaleDecision {
+    memory.intent = write.filter(|it| *it != replicas).map(|_| ScaleDecision {
         time: Time(now),
         from: replicas,
         to: wanted,
@@ -99,7 +111,8 @@ pub(crate) fn of(observed: &Observed, now: Timestamp) -> Scale {
             true => format!("{replicas} is not between spec.scaling.min and spec.scaling.max"),
         },
     });
-    Scale { servers: current, write, memory, again: Some(LOOK_SECONDS) }
+    let taken_over = memory.takeovers();
+    Scale { servers: current, write, taken_over, memory, again: Some(LOOK_SECONDS) }
 }
 
 /// Servers that are wanted from now on.
@@ -114,7 +127,7 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
     let scaling = &observed.pool.spec.scaling;
     let window = i64::from(scaling.scale_down_stabilization_seconds);
     let load = demand::load(observed);
-    let least = least(observed, load.as_ref(), current);
+    let least = least((observed, &memory.strangers), load.as_ref(), current);
     let [percent, waited] = load.map_or([0, 0], |it| it.percent());
     let waits = || "a job waits for servers".to_owned();
     let Some(load) = load else {
@@ -152,14 +165,16 @@ fn wish(observed: &Observed, memory: &mut Memory, current: u32, now: i64) -> Wis
 
 /// Servers that a pool has at least: one for each job that is there, since a job that gets none asks for its own again; and for
 /// jobs without a server what they need, beside what the others keep busy.
-fn least(observed: &Observed, load: Option<&Load>, current: u32) -> u32 {
+fn least((observed, strangers): (&Observed, &Strangers), load: Option<&Load>, current: u32) -> u32 {
     let scaling = &observed.pool.spec.scaling;
-    let waiting = demand::waiting(observed);
+    let jobs = demand::live(observed, strangers);
+    let waiting = demand::waiting(observed, &jobs);
     let busy = load.map_or(current, |it| {
         busy_at(it.sum, scaling.target_utilization_percent, 100).min(current)
     });
     let beside = if waiting == 0 { 0 } else { busy.saturating_add(waiting) };
-    let least = beside.max(demand::jobs(observed)).max(scaling.min);
+    let jobs = u32::try_from(jobs.len()).unwrap_or(u32::MAX);
+    let least = beside.max(jobs).max(scaling.min);
     least.min(most(&observed.pool))
 }
 
@@ -207,7 +222,7 @@ pub(crate) fn decided(observed: &Observed) -> u32 {
 }
 
 /// Slots that have a pod, also one that has failed or was evicted, since it gets a successor; without those that shrink away.
-fn there(observed: &Observed) -> u32 {
+pub(crate) fn there(observed: &Observed) -> u32 {
     let all = servers(observed);
     let slots: BTreeSet<u32> = all.iter().filter(|it| !it.shrinks()).map(|it| it.slot).collect();
     u32::try_from(slots.len()).unwrap_or(u32::MAX)

@@ -1,0 +1,58 @@
+//! Clocks that go ahead: of the leader before, and of a node.
+
+use cadre_crds::contract::{ANNOTATION_DRAIN_SINCE, SERVER_CONTAINER};
+use k8s_openapi::jiff::Timestamp;
+
+use super::cluster::World;
+use super::events::Event;
+use super::rest;
+use super::world::end;
+
+const AHEAD: i64 = 7_200;
+
+#[test]
+fn a_drain_that_begins_in_the_time_to_come_is_late_after_its_own_time() {
+    let mut world = World::new(3);
+    rest(&mut world);
+    world.pool.spec.replicas = 2;
+    world.clock.second += AHEAD;
+    world.reconcile(usize::MAX);
+    // Another operator leads. Its clock is right, and the server does not hand over.
+    world.clock.second -= AHEAD;
+    let reports = world.reports.clone();
+    world.happen(&Event::Takeover);
+    (world.reports, world.is_complete) = (reports, true);
+    let timeout = i64::from(world.pool.spec.drain.timeout_seconds);
+    let goes = |world: &World| {
+        world.pods.iter().filter(|it| it.metadata.deletion_timestamp.is_some()).count()
+    };
+    world.reconcile(usize::MAX);
+    let since = |world: &World| {
+        let notes = world.pods.iter().filter_map(|it| it.metadata.annotations.as_ref());
+        let since = notes.filter_map(|it| it.get(ANNOTATION_DRAIN_SINCE)?.parse().ok());
+        since.collect::<Vec<Timestamp>>()
+    };
+    assert_eq!(since(&world), [world.clock.now()]);
+    world.clock.second += timeout - 1;
+    world.reconcile(usize::MAX);
+    assert_eq!(goes(&world), 0, "it has all of its time");
+    world.clock.second += 1;
+    world.reconcile(usize::MAX);
+    assert_eq!(goes(&world), 1);
+}
+
+#[test]
+fn a_slot_does_not_wait_for_the_clock_of_its_node() {
+    let mut world = World::new(1);
+    rest(&mut world);
+    let mut ahead = world.clock.clone();
+    ahead.second += AHEAD;
+    end(&mut world.pods[0], SERVER_CONTAINER, 1, 3, &ahead);
+    world.reports.clear();
+    world.doing.clear();
+    for _ in 0..300 {
+        world.clock.second += 1;
+        world.reconcile(usize::MAX);
+    }
+    assert!(world.pods.len() > 1, "it has a successor after five minutes at most");
+}
