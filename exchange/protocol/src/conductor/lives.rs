@@ -195,7 +195,11 @@ impl Conductor {
             Peer::Trainer(_) => self.settings.suspect_after,
             Peer::Server(_) => Nanos(0),
         };
-        let Some(life) = self.life(peer).filter(|_| peer != Peer::CONDUCTOR) else { return };
+        let is_missed = match peer {
+            Peer::Trainer(id) => peer != Peer::CONDUCTOR && !self.left.contains(&id),
+            Peer::Server(_) => true,
+        };
+        let Some(life) = self.life(peer).filter(|_| is_missed) else { return };
         match life.link {
             Link::Pinged { since, refused, at } if now.since(at) <= refusal => {
                 let refused = refused + 1;
@@ -235,7 +239,7 @@ impl Conductor {
         }
     }
 
-    /// A trainer that was taken for dead is heard.
+    /// A trainer that was taken for dead is heard, or has left.
     pub(super) fn is_not_dead(&mut self, trainer: TrainerId) {
         if self.dead.remove(&trainer) && self.dead.is_empty() {
             self.dead_until = None;
@@ -282,12 +286,12 @@ impl Conductor {
     fn lives(&self) -> impl Iterator<Item = (Peer, &Life)> {
         let trainers = (0..).map(TrainerId).map(Peer::Trainer).zip(&self.trainers);
         let servers = self.servers.iter().map(|(&id, life)| (Peer::Server(id), life));
-        let is_dead = |it: &(Peer, &Life)| match it.0 {
-            Peer::Trainer(id) => self.dead.contains(&id),
+        let is_gone = |it: &(Peer, &Life)| match it.0 {
+            Peer::Trainer(id) => self.dead.contains(&id) || self.left.contains(&id),
             Peer::Server(_) => false,
         };
         let trainers = trainers.map(|(peer, it)| (peer, &it.0)).skip(1);
-        trainers.filter(move |it| !is_dead(it)).chain(servers)
+        trainers.filter(move |it| !is_gone(it)).chain(servers)
     }
 
     fn life_deadlines(&self) -> impl Iterator<Item = Nanos> {

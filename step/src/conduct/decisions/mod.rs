@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_protocol::conductor::{self, Conductor};
-use cadre_protocol::{End, Fillers, Nanos, Peer, PeerId, ServerId, Settings, TrainerId};
+use cadre_protocol::{Fillers, Nanos, Peer, PeerId, ServerId, Settings, TrainerId};
 
 use self::agree::{Counts, STANDING_TOGETHER};
 use super::{Draft, Roster, View};
@@ -306,7 +306,7 @@ impl Decisions {
                 self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
             }
             (Said::Standing(Stands::Left(what)), Peer::Trainer(from)) => {
-                self.left(acts.now, from.0, what);
+                self.left(acts, from.0, what);
             }
             (Said::Standing(Stands::No), Peer::Trainer(from)) => {
                 self.standing.remove(&from.0);
@@ -363,12 +363,6 @@ impl Decisions {
                 self.stop_lost(acts);
                 self.forget_gone(acts);
                 self.proceed(acts);
-            }
-            // Silent since they left.
-            Commanded::End(End::TrainersDead(dead))
-                if dead.iter().any(|it| self.left.contains(&it.0)) =>
-            {
-                self.stalled(acts);
             }
             Commanded::End(end) => acts.put(Command::End(end)),
         }
