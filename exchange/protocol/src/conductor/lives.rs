@@ -104,8 +104,8 @@ impl Conductor {
         self.servers.range((Bound::Excluded(server), Bound::Included(last))).next().is_some()
     }
 
-    /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence from before the
-    /// pause counts on: else a process that stands still now and then would never miss anybody.
+    /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence and complaints from
+    /// before the pause count on: else a process that stands still now and then would never miss anybody.
     pub(super) fn forgive(&mut self, now: Nanos) {
         if let Some(pause) = self.settings.pause(self.last, now) {
             let trainers = self.trainers.iter_mut().map(|it| &mut it.0);
@@ -120,7 +120,7 @@ impl Conductor {
                     self.quiet_until = self.quiet_until.min(ping_at);
                 }
             }
-            self.complaints.forget();
+            self.complaints.paused(pause);
             self.doubts.forget();
             self.dead.clear();
             self.dead_until = None;

@@ -133,7 +133,9 @@ impl Server {
         }
         if let Some(pause) = self.settings.pause(self.last, now) {
             self.heard = self.heard.after(pause);
-            self.unreached.clear();
+            for since in self.unreached.values_mut() {
+                *since = since.after(pause);
+            }
         }
         self.last = now;
         match event {

@@ -197,7 +197,8 @@ impl Trainer {
         }
         if let Some(pause) = self.settings.pause(self.last, now) {
             self.heard = self.heard.after(pause);
-            self.links.forgive();
+            self.links.paused(pause);
+            self.reach.paused(pause);
         }
         self.last = now;
         match event {

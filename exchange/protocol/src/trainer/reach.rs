@@ -34,6 +34,13 @@ impl Reach {
         self.0.get(&peer).filter(|it| it.counts).map(|it| now.since(it.since))
     }
 
+    /// This process was paused, which does not count.
+    pub(super) fn paused(&mut self, pause: Nanos) {
+        for failing in self.0.values_mut() {
+            failing.since = failing.since.after(pause);
+        }
+    }
+
     /// A peer is gone.
     pub(super) fn remove(&mut self, peer: Peer) {
         self.0.remove(&peer);

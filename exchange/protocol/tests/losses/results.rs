@@ -17,10 +17,10 @@ use super::{SERVERS, handle, ms};
 
 const ME: TrainerId = TrainerId(1);
 const OTHER: TrainerId = TrainerId(2);
-const AT: At = At::new(0, 0);
+pub(super) const AT: At = At::new(0, 0);
 
 /// Two bundles in slot 0, with a work each that reads rows of trainer 1 and has its result for it.
-fn step(fillers: [Option<Filler>; 2]) -> Arc<Step> {
+pub(super) fn step(fillers: [Option<Filler>; 2]) -> Arc<Step> {
     let bundles = vec![BundleShape { slot: Slot(0) }; 2];
     let parcel = |it| ParcelShape { bundle: Bundle(it), from: ME, bytes: 10 };
     let work =
