@@ -171,6 +171,38 @@ fn what_lasts_over_short_pauses_is_counted_in_the_time_between_them() {
     assert!(matches!(believed, Some((5_000..5_800, true))), "{believed:?}");
 }
 
+#[test]
+fn a_replacement_in_the_view_that_loses_the_only_server_fills_its_slot_under_every_policy() {
+    let new = ServerId { incarnation: 1, ..SERVERS[0] };
+    let view = |id| vec![Some(Filler::Server(id)), Some(Filler::Standby(TrainerId(0)))];
+    let proposed = |said: &[Command]| {
+        said.iter().find_map(|it| match it {
+            Command::Propose { proposal, tables, .. } => Some((*proposal, tables.clone())),
+            _ => None,
+        })
+    };
+    for on_pool_loss in [OnPoolLoss::Fail, OnPoolLoss::Local, OnPoolLoss::Wait(ms(600_000))] {
+        let settings = Settings { on_pool_loss, ..Settings::default() };
+        let mut conductor = Conductor::new(2, settings, Nanos(0));
+        handle(&mut conductor, ms(0), Event::View(view(SERVERS[0])));
+        handle(&mut conductor, ms(0), Event::HeaderReady { step: 0, phases: 4 });
+        let said = handle(&mut conductor, ms(10), Event::View(view(new)));
+        assert!(said.contains(&Command::DeclareLost(SERVERS[0])), "{on_pool_loss:?}: {said:?}");
+        assert!(!said.contains(&Command::PoolLost { step: 0 }), "{on_pool_loss:?}: {said:?}");
+        let Some((proposal, tables)) = proposed(&said) else {
+            panic!("{on_pool_loss:?}: {said:?}")
+        };
+        assert_eq!(tables, [view(new)], "{on_pool_loss:?}");
+        // It is too small: now the pool is lost.
+        let event = Event::Unplaceable { step: 0, proposal };
+        let said = handle(&mut conductor, ms(20), event);
+        assert!(said.contains(&Command::PoolLost { step: 0 }), "{on_pool_loss:?}: {said:?}");
+        let ends = said.contains(&Command::End(End::PoolLost { step: 0 }));
+        assert_eq!(ends, on_pool_loss == OnPoolLoss::Fail, "{said:?}");
+        assert_eq!(proposed(&said).is_some(), on_pool_loss == OnPoolLoss::Local, "{said:?}");
+    }
+}
+
 /// A step that fits neither the server that is left nor trainers: what the conductor does of it.
 fn nowhere(on_pool_loss: OnPoolLoss) -> (usize, Vec<Command>) {
     let settings = Settings { on_pool_loss, ..Settings::default() };
