@@ -59,9 +59,9 @@ impl Complaint {
 }
 
 impl Complaints {
-    /// Drops complaints about a server that is gone.
-    pub(super) fn settle(&mut self, server: ServerId) {
-        self.open.retain(|it, _| it.1 != server);
+    /// Drops complaints about servers that are gone.
+    pub(super) fn settle(&mut self, is_here: impl Fn(ServerId) -> bool) {
+        self.open.retain(|it, _| is_here(it.1));
     }
 
     /// After a pause of this process: it counts neither for a complaint nor as a gap in it.

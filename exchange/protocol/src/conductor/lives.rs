@@ -181,6 +181,7 @@ impl Conductor {
         let live = self.live.values().flat_map(Live::newest);
         let named: BTreeSet<_> = self.view.iter().chain(live).flatten().copied().collect();
         self.servers.retain(|&id, _| named.contains(&Filler::Server(id)));
+        self.complaints.settle(|id| self.servers.contains_key(&id));
         // One that left is remembered for as long as a view of before may come, and its last words be repeated.
         let (now, long) = (self.last, self.settings.conductor_after);
         let is_known = |id: Filler| named.contains(&id) || self.offered.contains(&Some(id));
@@ -264,7 +265,7 @@ impl Conductor {
         self.lost.insert(server.index, server.incarnation);
         self.servers.remove(&server);
         self.leaving.remove(&server);
-        self.complaints.settle(server);
+        self.complaints.settle(|id| id != server);
         out.push(Command::DeclareLost(server));
         let lost = Some(Filler::Server(server));
         for filler in self.view.iter_mut().filter(|it| **it == lost) {

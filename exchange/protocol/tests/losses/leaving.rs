@@ -3,7 +3,7 @@
 use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::{
-    At, End, Filler, Fillers, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId,
+    At, End, Filler, Fillers, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId, Why,
 };
 
 use super::{SERVERS, handle, heard, ms, running};
@@ -115,6 +115,10 @@ fn servers_that_have_left_leave_no_trace_in_the_conductor() {
         for from in [Peer::Server(SERVERS[1]), Peer::Trainer(TrainerId(1))] {
             heard(&mut conductor, now, from);
         }
+        // A trainer could not reach it for a moment.
+        let message = Message::Suspect { server: id, why: Why::Broken, lasting: ms(0) };
+        let from = Peer::Trainer(TrainerId(1));
+        handle(&mut conductor, now, Event::Message { from, message });
         let message = Message::Heartbeat(Heartbeat { leaves: true, ..Heartbeat::default() });
         handle(&mut conductor, now, Event::Message { from: Peer::Server(id), message });
         done(&mut conductor, now, u64::from(incarnation));
