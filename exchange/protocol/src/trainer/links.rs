@@ -157,8 +157,9 @@ impl Trainer {
             if open.rung.contains(&peer) {
                 rung.push(at);
             }
-            let have = |state| matches!(state, State::Have(_));
-            works.extend(open.wants.iter().filter(|it| have(it.1.state)).map(|it| (at, *it.0)));
+            // Whoever made a copy that was not wanted announces it again, and hears so.
+            let came = open.wants.iter().filter(|it| it.1.state == State::Have(peer));
+            works.extend(came.map(|it| (at, *it.0)));
         }
         self.links.change(peer, |link| {
             link.resend = None;
