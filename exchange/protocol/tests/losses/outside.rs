@@ -123,7 +123,9 @@ fn what_lasts_over_short_pauses_is_counted_in_the_time_between_them() {
     let fillers = SERVERS.map(|it| Some(Filler::Server(it)));
     let mut trainer = Trainer::new(TrainerId(1), Settings::default(), ms(0));
     let begins = [trainer::Event::Begin(step(fillers)), trainer::Event::Submitted(AT)];
-    begins.into_iter().for_each(|it| trainer.handle(ms(1), it, &mut Vec::new()));
+    for event in begins {
+        trainer.handle(ms(1), event, &mut Vec::new());
+    }
     let believed = in_its_own_time(|now, ran| {
         let (mut out, from) = (Vec::new(), Peer::CONDUCTOR);
         let pulse = Message::Pulse { watermark: None, ask: Vec::new() };

@@ -158,17 +158,16 @@ impl Decisions {
         proposal: u64,
         tables: Vec<Fillers>,
     ) {
-        match self.publishing.as_mut().filter(|it| it.step == step) {
-            Some(it) => it.proposal = Some((proposal, tables)),
-            None => {
-                let Some(out) = self.published.get_mut(&step) else { return };
-                out.tables.clone_from(&tables);
-                if out.begins == Begins::Begun {
-                    acts.put(Command::Propose { step, proposal, tables });
-                } else {
-                    out.proposal = Some((proposal, tables));
-                }
-            }
+        if let Some(it) = self.publishing.as_mut().filter(|it| it.step == step) {
+            it.proposal = Some((proposal, tables));
+            return;
+        }
+        let Some(out) = self.published.get_mut(&step) else { return };
+        out.tables.clone_from(&tables);
+        if out.begins == Begins::Begun {
+            acts.put(Command::Propose { step, proposal, tables });
+        } else {
+            out.proposal = Some((proposal, tables));
         }
     }
 
