@@ -153,10 +153,54 @@ fn who_gets_no_results_of_a_trainer_in_place_says_that_it_cannot_reach_it() {
             }
         }
         assert!(!said.is_empty() && said.iter().all(|it| it.0 == TrainerId(0)), "{said:?}");
-        if refuses_links {
-            let longest = said.iter().map(|it| it.1).max();
-            assert!(longest >= Some(settings.trainer_after), "{longest:?}");
-        }
+        let longest = said.iter().map(|it| it.1).max();
+        assert!(longest >= Some(settings.trainer_after), "{longest:?}");
+    }
+}
+
+#[test]
+fn a_peer_hears_again_what_came_from_it_and_nothing_of_others() {
+    let servers = [0, 1].map(|index| ServerId { index, incarnation: 0 });
+    let parcel = |it| ParcelShape { bundle: Bundle(it), from: TRAINER, bytes: 100 };
+    let work = |it| WorkShape {
+        bundle: Bundle(it),
+        needs: vec![Parcel(it)],
+        results: vec![(TRAINER, 10)],
+    };
+    let bundles = [0, 1].map(|it| BundleShape { slot: Slot(it) }).to_vec();
+    let (works, parcels) = ([0, 1].map(work).to_vec(), [0, 1].map(parcel).to_vec());
+    let shape = Arc::new(Shape::new(bundles, works, parcels).expect("it is well made"));
+    let fillers = servers.map(|it| Some(Filler::Server(it))).to_vec();
+    let assignments = vec![vec![Some(Slot(0)), Some(Slot(1))]];
+    let table = RoundTable { step: 0, round: Round(0), fillers, assignments };
+    let step = Step::new(2, 5, vec![shape], vec![0], table).expect("it is well made");
+    let mut trainer = Trainer::new(TRAINER, Settings::default(), ms(0));
+    let mut handle = |now, event| {
+        let mut commands = Vec::new();
+        trainer.handle(ms(now), event, &mut commands);
+        commands
+    };
+    let at = At::new(0, 0);
+    handle(1, trainer::Event::Begin(Arc::new(step)));
+    handle(1, trainer::Event::Submitted(at));
+    let [one, other] = servers.map(Peer::Server);
+    let message = Message::Finished { at, works: vec![Work(0)] };
+    let pulls = handle(2, trainer::Event::Message { from: one, message });
+    let Some(&trainer::Command::Pull { pull, .. }) = pulls.first() else { panic!("{pulls:?}") };
+    handle(3, trainer::Event::Pulled { pull, result: Ok(0) });
+    for (peer, expected) in [(one, vec![(at, Work(0))]), (other, Vec::new())] {
+        handle(10, trainer::Event::Closed(peer));
+        let commands = handle(40, trainer::Event::Tick);
+        let acks: Vec<_> = commands
+            .into_iter()
+            .filter_map(|it| match it {
+                trainer::Command::Send { to, message: Message::Doorbell { acks, .. } } => {
+                    Some((to, acks.works))
+                }
+                _ => None,
+            })
+            .collect();
+        assert_eq!(acks, [(peer, expected)]);
     }
 }
 

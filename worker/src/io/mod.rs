@@ -278,11 +278,16 @@ impl<P: Exchange> Io<P> {
     /// Whether the process was asked to leave, and everybody has heard what it said, or was waited for. A conductor that leaves
     /// before a step is over has those named first who left like it, if others did not.
     fn may_leave(&self) -> bool {
-        if self.conductor.as_ref().is_some_and(Conducting::names_leavers) {
+        if self.stays() {
             return false;
         }
         let due = |until| self.shared.telling.is_covered() || until <= self.shared.now();
         self.leaving.is_some_and(due)
+    }
+
+    /// Whether the conductor is about to name who left.
+    fn stays(&self) -> bool {
+        self.conductor.as_ref().is_some_and(Conducting::names_leavers)
     }
 
     /// Ends a server that drains, once it holds nothing that anybody wants, and the conductor will plan nothing for it.
@@ -301,7 +306,8 @@ impl<P: Exchange> Io<P> {
         }
         let now = self.shared.now();
         let deadlines = [
-            self.leaving,
+            // Who stays has said its last words, and waits for others.
+            self.leaving.filter(|_| !self.stays()),
             self.shared.telling.next_deadline(),
             self.trainer.as_ref().and_then(Rows::next_deadline),
             self.server.as_ref().and_then(Tasks::next_deadline),

@@ -70,9 +70,10 @@ impl<P: Exchange> Io<P> {
             }
             Output::Over(step) => self.forget(step),
             Output::Begin(ready) => {
+                let step = ready.planned.header.step;
                 self.begin(*ready);
                 if let Some(it) = &mut self.conductor {
-                    it.handle(&mut self.shared, Event::Begun);
+                    it.handle(&mut self.shared, Event::Begun(step));
                 }
             }
             Output::Plan(wanted) => {

@@ -1,12 +1,13 @@
 //! What random faults hardly hit: servers that are asked to end in the middle of a step, a trainer that is asked to end when nobody is
-//! there any more who could end the job, a path on which messages pass and what is pulled does not, and one that is gone for good.
+//! there any more who could end the job, a path on which messages pass and what is pulled does not, one that is gone for good, a server
+//! that is missed in the moment in which a header is planned, and ranks that leave early, one after the other.
 
 use std::collections::BTreeSet;
 
 use cadre_exchange::Role;
 use cadre_protocol::Rules;
 
-use crate::faults::{Fault, Faults};
+use crate::faults::{Fault, Faults, Pulled};
 use crate::job::Job;
 use crate::random::Random;
 use crate::world::{Outcome, World};
@@ -85,7 +86,8 @@ fn a_word_that_cannot_be_pulled_ends_the_job_by_name() {
         let when = random.within(0, SECOND / 4);
         // The other way passes: it brings the reason why the job ends.
         let (one, other) = ((Role::Trainer, 0), (Role::Trainer, random.within(1, 2) as u16));
-        let dry = if random.chance(50) { Fault::Dry(one, other) } else { Fault::Dry(other, one) };
+        let (from, to) = if random.chance(50) { (one, other) } else { (other, one) };
+        let dry = Fault::Dry(from, to, Pulled::Words);
         let faults = Faults { list: vec![(when, dry)], over: when };
         let outcome = World::new(job, faults, random).run();
         let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
@@ -127,4 +129,72 @@ fn trainers_in_place_that_are_cut_off_from_each_other_end_the_job_by_their_names
         ended += u32::from(outcome.failed);
     }
     assert!(ended > 10, "in {ended} of 20 jobs they need rows of each other");
+}
+
+/// As where long packets are lost from a server to a trainer: the server is heard, answers, and nothing of it comes.
+#[test]
+fn a_server_whose_results_do_not_come_to_one_trainer_is_lost() {
+    let mut all = 0;
+    for seed in 0..20 {
+        let dry = |random: &mut Random| {
+            let rank = random.within(0, 1) as u16;
+            vec![Fault::Dry((Role::Server, 0), (Role::Trainer, rank), Pulled::Results)]
+        };
+        let Outcome { lost, failed, .. } = three_servers(seed, dry);
+        assert!(lost <= 1 && !failed, "seed {seed}: {lost} servers are lost, failed: {failed}");
+        all += lost;
+    }
+    assert!(all >= 8, "in {all} of 20 jobs somebody waits for results of it");
+}
+
+/// Nobody can be lost for it.
+#[test]
+fn trainers_in_place_whose_results_do_not_come_end_the_job_by_their_names() {
+    let mut ended = 0;
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let job = Job::new(seed, &mut random, Rules::all());
+        let job = Job { trainers: 3, servers: 0, in_place: true, local: false, steps: 4, ..job };
+        let when = random.within(0, SECOND / 4);
+        let ranks = *random.pick(&[(1, 2), (0, 1), (1, 0)]);
+        let (from, to) = ((Role::Trainer, ranks.0), (Role::Trainer, ranks.1));
+        let list = vec![(when, Fault::Dry(from, to, Pulled::Results))];
+        let outcome = World::new(job, Faults { list, over: when }, random).run();
+        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        ended += u32::from(outcome.failed);
+    }
+    assert!(ended > 10, "in {ended} of 20 jobs they need results of each other");
+}
+
+/// The thread that does IO comes a moment late to the plan, so that it learns of both at once.
+#[test]
+fn a_server_that_is_missed_as_a_header_is_planned_is_replaced() {
+    let mut all = 0;
+    for seed in 0..100 {
+        let mut random = Random::new(seed);
+        let job = Job::new(seed, &mut random, Rules::all()).waiting(&mut random);
+        let job = Job { trainers: 1, servers: 2, moments: BTreeSet::new(), tokens: 24, ..job };
+        // Of the first header, or of the next one, while the step before it runs.
+        let when = random.within(0, 1) * 3 * SECOND;
+        let list = vec![(when, Fault::Silent(random.within(0, 1) as u16))];
+        let outcome = World::new(job, Faults { list, over: when }, random).run();
+        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        assert!(outcome.lost <= 1 && !outcome.failed, "seed {seed}: {outcome:?}");
+        all += outcome.lost;
+    }
+    assert!(all > 80, "in {all} of 100 jobs a header was planned after that");
+}
+
+#[test]
+fn ranks_that_leave_early_and_seconds_apart_end_the_job_in_order() {
+    for seed in 0..20 {
+        let mut random = Random::new(seed);
+        let job = Job::new(seed, &mut random, Rules::all());
+        let quits = Some(random.within(1, 2));
+        let (moments, stopped, reduces) = (BTreeSet::new(), false, true);
+        let job = Job { trainers: 3, steps: 4, quits, moments, stopped, reduces, ..job };
+        let outcome = World::new(job, Faults::default(), random).run();
+        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
+        assert!(!outcome.failed, "seed {seed}: {outcome:?}");
+    }
 }

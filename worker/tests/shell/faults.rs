@@ -27,8 +27,10 @@ pub(crate) enum Fault {
     Replace(Vec<u16>),
     /// The controller adds a server.
     Add,
-    /// Words that the first one publishes do not come to the second one any more; messages do.
-    Dry(Who, Who),
+    /// What the second one pulls of these of the first one does not come any more; messages do.
+    Dry(Who, Who, Pulled),
+    /// A server loses its power while the conductor plans a header, and is missed in the moment in which that is planned.
+    Silent(u16),
     /// Words that one publishes come with this byte changed, wherever they come.
     Spoil(Who, u64),
     /// Rows take their time from now on.
@@ -48,6 +50,13 @@ pub(crate) enum Fault {
     Terminate(u16),
     /// A member says so many things that it should not.
     Speak(Who, u32),
+}
+
+/// What is pulled.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Pulled {
+    Words,
+    Results,
 }
 
 /// How a scenario is broken.
@@ -117,6 +126,7 @@ impl Faults {
                 | Fault::Replace(_)
                 | Fault::Add
                 | Fault::Dry(..)
+                | Fault::Silent(_)
                 | Fault::Spoil(..)
                 | Fault::Crawl(_)
                 | Fault::Drain(_)
@@ -141,6 +151,14 @@ impl Faults {
             let lasts = if busy { lasts + job.stalled().0 } else { lasts };
             faults.over = faults.over.max(when + lasts);
             faults.list.push((when, Fault::Stand(rank as u16, (!for_good).then_some(lasts))));
+        }
+        let mut aside = Random::new(hash(&[job.seed, 107]));
+        if aside.chance(10) {
+            let rank = aside.within(0, u64::from(job.trainers) - 1) as u16;
+            let dry = Fault::Dry(who(&mut aside, job), (Role::Trainer, rank), Pulled::Results);
+            let when = aside.within(0, span);
+            faults.over = faults.over.max(when);
+            faults.list.push((when, dry));
         }
         let mut end = Random::new(hash(&[job.seed, 41]));
         if end.chance(10) {

@@ -73,6 +73,8 @@ pub(crate) struct Job {
     pub(crate) respawn: u64,
     /// A member says what it should not: others may be refused for it.
     pub(crate) is_hostile: bool,
+    /// All ranks leave when the header of this step is there, within seconds.
+    pub(crate) quits: Option<u64>,
 }
 
 impl Job {
@@ -127,6 +129,7 @@ impl Job {
             memory: MEMORY,
             respawn: 1_000_000_000,
             is_hostile: false,
+            quits: None,
         };
         job.short().with_moments()
     }

@@ -82,6 +82,8 @@ pub(crate) struct Process {
     pub(crate) missed: [bool; 2],
     /// When the IO thread wants to run.
     pub(crate) timer: Option<u64>,
+    /// The IO thread does nothing before, though others of the process do.
+    pub(crate) late_until: u64,
     /// Turns of one millisecond beyond those that the exchange's news were for.
     pub(crate) turns: (u64, u32),
 }
@@ -191,6 +193,7 @@ impl Process {
             scheduled: [false; 2],
             missed: [false; 2],
             timer: None,
+            late_until: 0,
             turns: (0, 0),
         }
     }
@@ -234,6 +237,11 @@ impl Process {
         }
         turned.reports = self.reports.try_iter().collect();
         turned
+    }
+
+    /// Whether the thread that plans is at a header of the conductor's own.
+    pub(crate) fn plans_own(&self) -> bool {
+        matches!(self.planning.front(), Some(Wanted::Own(..)))
     }
 
     /// The thread that plans has done one.

@@ -36,6 +36,8 @@ pub(crate) enum Want {
     News,
     /// All trainers have to be here.
     Reduce(u64),
+    /// It leaves, though there are further steps.
+    Quit,
     /// It is over.
     Left(Ending),
 }
@@ -164,6 +166,7 @@ impl Main {
             State::Joining | State::Header | State::Reducing | State::Idle => {
                 match self.session.poll_begin(self.step) {
                     Some(Next::End(ending)) => Ok(Want::Left(ending)),
+                    Some(Next::Step(_)) if job.quits == Some(self.step) => Ok(Want::Quit),
                     Some(Next::Step(planned)) => {
                         if !job.is_hostile
                             && job.turns(self.step).is_some_and(|it| it != planned.header.turns)

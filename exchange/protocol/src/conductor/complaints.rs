@@ -2,7 +2,7 @@
 //!
 //! In: what trainers say of their links, and servers of their pulls. Out: whether the server is lost, or
 //! the trainer is cut off. The conductor measures for itself how long a trainer complains. The trainer's own
-//! count, which starts anew when it was paused, has to be as long. Complaints of servers about a trainer that the
+//! count has to be as long. Neither counts its own pauses. Complaints of servers about a trainer that the
 //! conductor does not hear are ignored: it is stopped, not cut off.
 //!
 //! After a complaint of [`BELIEVED_AFTER`] suspicions the server is declared lost, since the step cannot go on
@@ -59,15 +59,17 @@ impl Complaint {
 }
 
 impl Complaints {
-    /// Drops complaints about a server that is gone.
-    pub(super) fn settle(&mut self, server: ServerId) {
-        self.open.retain(|it, _| it.1 != server);
+    /// Drops complaints about servers that are gone.
+    pub(super) fn settle(&mut self, is_here: impl Fn(ServerId) -> bool) {
+        self.open.retain(|it, _| is_here(it.1));
     }
 
-    /// Drops all complaints, after a pause of this process: what was said meanwhile is not known.
-    pub(super) fn forget(&mut self) {
-        self.open.clear();
-        self.apart.clear();
+    /// After a pause of this process: it counts neither for a complaint nor as a gap in it.
+    pub(super) fn paused(&mut self, pause: Nanos) {
+        for complaint in self.open.values_mut().chain(self.apart.values_mut()) {
+            complaint.first = complaint.first.after(pause);
+            complaint.last = complaint.last.after(pause);
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! What the shell in trainer 0 tells the conductor, and what the conductor asks of it.
 
-use crate::{End, Fillers, Message, Peer, Round, ServerId};
+use crate::{End, Fillers, Message, Peer, Round, ServerId, TrainerId};
 
 /// What happens to the conductor.
 #[derive(Clone, Debug)]
@@ -42,6 +42,8 @@ pub enum Event {
     },
     /// The link to or from a peer broke, or a try to open it failed.
     Closed(Peer),
+    /// A trainer has left the job, as it said: that it is not there any more is no news.
+    Left(TrainerId),
     /// The deadline has come.
     Tick,
 }

@@ -104,8 +104,8 @@ impl Conductor {
         self.servers.range((Bound::Excluded(server), Bound::Included(last))).next().is_some()
     }
 
-    /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence from before the
-    /// pause counts on: else a process that stands still now and then would never miss anybody.
+    /// After a pause of this process, neither silence in the pause nor earlier breaks count against others. Silence and complaints from
+    /// before the pause count on: else a process that stands still now and then would never miss anybody.
     pub(super) fn forgive(&mut self, now: Nanos) {
         if let Some(pause) = self.settings.pause(self.last, now) {
             let trainers = self.trainers.iter_mut().map(|it| &mut it.0);
@@ -120,7 +120,7 @@ impl Conductor {
                     self.quiet_until = self.quiet_until.min(ping_at);
                 }
             }
-            self.complaints.forget();
+            self.complaints.paused(pause);
             self.doubts.forget();
             self.dead.clear();
             self.dead_until = None;
@@ -181,6 +181,7 @@ impl Conductor {
         let live = self.live.values().flat_map(Live::newest);
         let named: BTreeSet<_> = self.view.iter().chain(live).flatten().copied().collect();
         self.servers.retain(|&id, _| named.contains(&Filler::Server(id)));
+        self.complaints.settle(|id| self.servers.contains_key(&id));
         // One that left is remembered for as long as a view of before may come, and its last words be repeated.
         let (now, long) = (self.last, self.settings.conductor_after);
         let is_known = |id: Filler| named.contains(&id) || self.offered.contains(&Some(id));
@@ -195,7 +196,11 @@ impl Conductor {
             Peer::Trainer(_) => self.settings.suspect_after,
             Peer::Server(_) => Nanos(0),
         };
-        let Some(life) = self.life(peer).filter(|_| peer != Peer::CONDUCTOR) else { return };
+        let is_missed = match peer {
+            Peer::Trainer(id) => peer != Peer::CONDUCTOR && !self.left.contains(&id),
+            Peer::Server(_) => true,
+        };
+        let Some(life) = self.life(peer).filter(|_| is_missed) else { return };
         match life.link {
             Link::Pinged { since, refused, at } if now.since(at) <= refusal => {
                 let refused = refused + 1;
@@ -235,7 +240,7 @@ impl Conductor {
         }
     }
 
-    /// A trainer that was taken for dead is heard.
+    /// A trainer that was taken for dead is heard, or has left.
     pub(super) fn is_not_dead(&mut self, trainer: TrainerId) {
         if self.dead.remove(&trainer) && self.dead.is_empty() {
             self.dead_until = None;
@@ -260,7 +265,7 @@ impl Conductor {
         self.lost.insert(server.index, server.incarnation);
         self.servers.remove(&server);
         self.leaving.remove(&server);
-        self.complaints.settle(server);
+        self.complaints.settle(|id| id != server);
         out.push(Command::DeclareLost(server));
         let lost = Some(Filler::Server(server));
         for filler in self.view.iter_mut().filter(|it| **it == lost) {
@@ -282,12 +287,12 @@ impl Conductor {
     fn lives(&self) -> impl Iterator<Item = (Peer, &Life)> {
         let trainers = (0..).map(TrainerId).map(Peer::Trainer).zip(&self.trainers);
         let servers = self.servers.iter().map(|(&id, life)| (Peer::Server(id), life));
-        let is_dead = |it: &(Peer, &Life)| match it.0 {
-            Peer::Trainer(id) => self.dead.contains(&id),
+        let is_gone = |it: &(Peer, &Life)| match it.0 {
+            Peer::Trainer(id) => self.dead.contains(&id) || self.left.contains(&id),
             Peer::Server(_) => false,
         };
         let trainers = trainers.map(|(peer, it)| (peer, &it.0)).skip(1);
-        trainers.filter(move |it| !is_dead(it)).chain(servers)
+        trainers.filter(move |it| !is_gone(it)).chain(servers)
     }
 
     fn life_deadlines(&self) -> impl Iterator<Item = Nanos> {

@@ -68,6 +68,8 @@ pub struct Conductor {
     local: Locality,
     proposals: u64,
     watermark: Option<At>,
+    /// Trainers that have left: nobody misses them.
+    left: BTreeSet<TrainerId>,
     /// Trainers that are dead; the job ends when all of them are known, at the latest then.
     dead: BTreeSet<TrainerId>,
     dead_until: Option<Nanos>,
@@ -109,6 +111,7 @@ impl Conductor {
             proposals: 0,
             watermark: None,
             dead: BTreeSet::new(),
+            left: BTreeSet::new(),
             dead_until: None,
             beat_at: now,
             quiet_until: now,
@@ -146,6 +149,10 @@ impl Conductor {
             Event::Unplaceable { step, proposal } => self.unplaceable(now, step, proposal, out),
             Event::Message { from, message } => self.message(now, from, message, out),
             Event::Closed(peer) => self.closed(now, peer, out),
+            Event::Left(trainer) => {
+                self.left.insert(trainer);
+                self.is_not_dead(trainer);
+            }
             Event::Tick => {}
         }
         self.come_first(now, out);

@@ -136,25 +136,28 @@ impl Conductor {
         self.live.first_key_value().map(|it| *it.0)
     }
 
-    /// A server that comes and does not suffice does not begin the wait anew.
+    /// The view may have somebody already, as where it brings the replacement that shows that a server is gone. A server that comes and
+    /// does not suffice does not begin the wait anew.
     fn pool_lost(&mut self, now: Nanos, step: u64, mut fillers: Fillers, out: &mut Vec<Command>) {
+        let since = self.held.unwrap_or(now);
         let live = self.live.get_mut(&step).expect("only live steps lose their pool");
-        if live.short_since.is_none() {
+        let since = live.short_since.unwrap_or(since);
+        live.state = State::Lost { since, fillers: fillers.clone() };
+        self.fill(out);
+        let live = self.live.get_mut(&step).expect("a step that is filled stays live");
+        if !matches!(live.state, State::Lost { .. }) {
+            return;
+        }
+        if live.short_since.replace(since).is_none() {
             out.push(Command::PoolLost { step });
         }
-        let since = *live.short_since.get_or_insert(self.held.unwrap_or(now));
         match self.settings.on_pool_loss {
             OnPoolLoss::Local if enable_standby(&mut fillers) => {
                 self.local = Locality::Local;
                 self.propose(step, fillers, out);
             }
-            OnPoolLoss::Wait(_) => {
-                self.set(step, State::Lost { since, fillers });
-                self.fill(out);
-            }
-            OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => {
-                self.set(step, State::Lost { since, fillers });
-            }
+            OnPoolLoss::Wait(_) => {}
+            OnPoolLoss::Local | OnPoolLoss::Fail if self.in_doubt() => {}
             OnPoolLoss::Local | OnPoolLoss::Fail => {
                 out.push(Command::End(End::PoolLost { step }));
             }

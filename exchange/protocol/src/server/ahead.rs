@@ -4,7 +4,8 @@
 //! Nobody computes on memory to which pulls still write. So works that run ahead get a copy of
 //! their rows ([`Command::Ahead`]). Where the shell cannot make copies, works wait for their whole bundle.
 //!
-//! * When: nothing else is ready, so that whoever computes would wait. The earliest phase comes first.
+//! * When: nothing else is ready, so that whoever computes would wait. The earliest phase comes first; where many bundles find no
+//!   room, later ones may be looked at before earlier ones are again.
 //! * Room: as much as all rows of the bundle, out of what the reserve has free. If that is too little, they wait for
 //!   their bundle.
 //! * Who: in place, what was planned here is the trainer's main thread's, which may stand in code of its own until others have
@@ -18,9 +19,13 @@
 use std::ops::Bound;
 
 use super::active::{Active, Key};
-use super::room::Room;
+use super::listed::look;
+use super::room::{FRONT, Room};
 use super::{Command, Host, Server};
 use crate::{Filler, Work};
+
+/// Bundles that one event looks at, at most: the next one goes on where it stopped.
+const MAX_LOOKS_AN_EVENT: usize = 64;
 
 impl Server {
     /// All works of a bundle are ready when all its rows are here; before that, some may run ahead of it.
@@ -41,13 +46,21 @@ impl Server {
 
     /// Hands out works ahead of their bundle, if no other work is ready.
     pub(super) fn run_ahead(&mut self, out: &mut Vec<Command>) {
-        if self.ready > 0 || !self.settings.runs_ahead {
+        if self.ready > 0 || !self.settings.runs_ahead || !self.rooms.may_lend_anything() {
             return;
         }
-        let mut next = self.ahead.first().copied();
+        let from = self.ahead_from.take().unwrap_or(FRONT);
+        let mut next = self.ahead.range(from..).next().or(self.ahead.first()).copied();
+        let mut looks = 0;
         while let Some(key) = next {
+            if looks == MAX_LOOKS_AN_EVENT {
+                self.ahead_from = next;
+                return;
+            }
+            looks += 1;
             next = self.ahead.range((Bound::Excluded(key), Bound::Unbounded)).next().copied();
             let active = &self.active[&key];
+            look(1);
             if !self.is_always_run(key, active) {
                 self.ahead.remove(&key);
                 continue;

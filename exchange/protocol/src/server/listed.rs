@@ -19,9 +19,9 @@ pub(super) fn looks() -> usize {
     LOOKS.take()
 }
 
-/// So many parts are looked at.
+/// So many parts are looked at; or bundles, by who walks over them.
 #[cfg_attr(not(test), expect(unused_variables, reason = "only tests count"))]
-fn look(parts: usize) {
+pub(super) fn look(parts: usize) {
     #[cfg(test)]
     LOOKS.set(LOOKS.get() + parts);
 }

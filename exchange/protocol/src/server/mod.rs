@@ -58,6 +58,8 @@ pub struct Server {
     active: BTreeMap<Key, Active>,
     /// Of them, those with works that may run ahead.
     ahead: BTreeSet<Key>,
+    /// Where an event that looked for such works has stopped.
+    ahead_from: Option<Key>,
     /// Works that are ready and did not run.
     ready: usize,
     pulls: BTreeMap<PullId, (At, Bundle, Parcel)>,
@@ -95,6 +97,7 @@ impl Server {
             rooms: Rooms::new(memory),
             active: BTreeMap::new(),
             ahead: BTreeSet::new(),
+            ahead_from: None,
             ready: 0,
             pulls: BTreeMap::new(),
             retries: BTreeSet::new(),
@@ -133,7 +136,9 @@ impl Server {
         }
         if let Some(pause) = self.settings.pause(self.last, now) {
             self.heard = self.heard.after(pause);
-            self.unreached.clear();
+            for since in self.unreached.values_mut() {
+                *since = since.after(pause);
+            }
         }
         self.last = now;
         match event {

@@ -54,7 +54,7 @@ pub(super) struct Rooms {
 }
 
 /// Before all bundles.
-const FRONT: (At, Bundle) = (At::new(0, 0), Bundle(0));
+pub(super) const FRONT: (At, Bundle) = (At::new(0, 0), Bundle(0));
 
 /// Bundles of a phase, ascending, with their bytes, and all of these together.
 #[derive(Debug, Default)]
@@ -200,6 +200,12 @@ impl Rooms {
     pub(super) fn may_lend(&self, at: At, bytes: u64) -> bool {
         let used = self.reserve_used + bytes;
         used <= self.sizes[&at.step].reserve && self.areas_used + used <= self.memory
+    }
+
+    /// Whether the reserve has room for the smallest bundle there may be.
+    pub(super) fn may_lend_anything(&self) -> bool {
+        let most = self.sizes.values().map(|it| it.reserve).max().unwrap_or(0);
+        self.reserve_used < most && self.areas_used + self.reserve_used < self.memory
     }
 
     /// Takes room in the reserve, or says that there is none yet.

@@ -190,6 +190,84 @@ fn no_event_looks_at_parts_of_a_bundle_that_it_does_not_touch() {
     assert!(looked <= 30 * PARTS as usize, "{looked} looks for {PARTS} parcels and works");
 }
 
+/// Bundles of which the first of two parcels lands, one after the other, while so many bytes of the reserve are free. How many bundles
+/// and parts each of these events looks at; then the reserve is free, and what is done ahead.
+fn landed_beside_a_reserve_with(free: u64, bundles: u32) -> (usize, u32) {
+    let parcel = |it: u32| {
+        let from = TrainerId((it % 2) as u16);
+        ParcelShape { bundle: Bundle(it / 2), from, bytes: 8 }
+    };
+    let work = |it: u32| WorkShape {
+        bundle: Bundle(it / 2),
+        needs: if it.is_multiple_of(2) {
+            vec![Parcel(it)]
+        } else {
+            vec![Parcel(it - 1), Parcel(it)]
+        },
+        results: vec![(TrainerId(0), 8)],
+    };
+    let all = vec![BundleShape { slot: Slot(1) }; bundles as usize];
+    let parts = 0..2 * bundles;
+    let (works, parcels) = (parts.clone().map(work).collect(), parts.map(parcel).collect());
+    let shape = Shape::new(all, works, parcels).unwrap();
+    let first = table(0, SERVERS.map(|it| Some(Filler::Server(it))), bundles, 1);
+    let step = Step::new(2, 7, vec![Arc::new(shape)], vec![0], first).unwrap();
+    let host = Host::Dedicated(SERVERS[1]);
+    let mut server = Server::new(host, u64::MAX, Settings::default(), Nanos(0));
+    // Ahead of others a bundle in the reserve took this room; it is of no other concern here.
+    let mut commands = Vec::new();
+    server.handle(Nanos(0), Event::Begin(Arc::new(step)), &mut commands);
+    let taken = 32 - free;
+    server.rooms.lend(AT, taken).unwrap();
+    let message = Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
+    let from = Peer::Trainer(TrainerId(0));
+    server.handle(Nanos(0), Event::Message { from, message }, &mut commands);
+    for _ in 0..=2 * bundles as usize / SLICE {
+        server.handle(Nanos(0), Event::Tick, &mut commands);
+    }
+    let pulls = commands.iter().filter_map(|it| match it {
+        Command::Pull { pull, .. } => Some(*pull),
+        _ => None,
+    });
+    let pulls: Vec<_> = pulls.collect();
+    assert_eq!(pulls.len(), bundles as usize);
+    let mut most = 0;
+    for pull in pulls {
+        listed::looks();
+        let mut commands = Vec::new();
+        server.handle(Nanos(0), Event::Pulled { pull, result: Ok(0) }, &mut commands);
+        most = most.max(listed::looks());
+        assert!(!commands.iter().any(|it| matches!(it, Command::Ahead { .. })), "no room");
+    }
+    server.rooms.free(AT, room::Room::Reserve, taken);
+    let mut ran = 0;
+    let mut events = vec![Event::Tick];
+    for _ in 0..3 * bundles {
+        let mut commands = Vec::new();
+        let event = events.pop().unwrap_or(Event::Tick);
+        server.handle(Nanos(0), event, &mut commands);
+        for command in commands {
+            if let Command::Ahead { at, works } = command {
+                ran += works.len() as u32;
+                events.push(Event::Ran { at, works });
+            }
+        }
+    }
+    (most, ran)
+}
+
+#[test]
+fn no_event_looks_at_all_bundles_whose_works_could_run_ahead_with_more_room() {
+    for bundles in [500, 1_000] {
+        // Nothing, and less than the rows of any.
+        for free in [0, 15] {
+            let (most, ran) = landed_beside_a_reserve_with(free, bundles);
+            assert!(most <= 80, "{most} looks with {free} of {bundles}");
+            assert_eq!(ran, bundles, "all run when there is room");
+        }
+    }
+}
+
 #[test]
 fn a_server_in_place_says_whose_rows_it_cannot_pull_as_long_as_that_lasts() {
     let parcel = ParcelShape { bundle: Bundle(0), from: TrainerId(0), bytes: BYTES / 2 };

@@ -99,11 +99,11 @@ impl Links {
         self.others.remove(&peer);
     }
 
-    /// This process was paused: what broke before says nothing of now.
-    pub(super) fn forgive(&mut self) {
+    /// This process was paused: what lasts does so as long as if there had been no pause.
+    pub(super) fn paused(&mut self, pause: Nanos) {
         for link in self.all.values_mut() {
-            link.asked = None;
-            link.broken = None;
+            link.asked = link.asked.map(|it| it.after(pause));
+            link.broken = link.broken.map(|(first, last)| (first.after(pause), last.after(pause)));
         }
     }
 

@@ -102,10 +102,12 @@ impl Trainer {
         }
     }
 
-    /// Tells the conductor that the link to a server, or to a trainer that computes in place, breaks.
+    /// Tells the conductor that the link to a server, or to a trainer that computes in place, breaks, or that results do not come over
+    /// it.
     pub(super) fn suspect(&mut self, now: Nanos, peer: Peer, out: &mut Vec<Command>) {
         let broken = self.links.get(peer).and_then(|it| it.broken);
         let lasting = broken.map_or(Nanos(0), |(first, _)| now.since(first));
+        let lasting = lasting.max(self.reach.failing(now, peer).unwrap_or_default());
         let message = match peer {
             Peer::Server(server) => Message::Suspect { server, why: Why::Broken, lasting },
             Peer::Trainer(other) => Message::Unreached { trainers: vec![(other, lasting)] },
@@ -131,6 +133,7 @@ impl Trainer {
             };
             let message = Message::Heartbeat(heartbeat);
             out.push(Command::Send { to: Peer::CONDUCTOR, message });
+            self.say_unreached(now, out);
         }
         let is_due = |it: Option<Nanos>| it.is_some_and(|it| it <= now);
         for peer in self.links.due(now) {
@@ -154,8 +157,9 @@ impl Trainer {
             if open.rung.contains(&peer) {
                 rung.push(at);
             }
-            let have = |state| matches!(state, State::Have(_));
-            works.extend(open.wants.iter().filter(|it| have(it.1.state)).map(|it| (at, *it.0)));
+            // Whoever made a copy that was not wanted announces it again, and hears so.
+            let came = open.wants.iter().filter(|it| it.1.state == State::Have(peer));
+            works.extend(came.map(|it| (at, *it.0)));
         }
         self.links.change(peer, |link| {
             link.resend = None;

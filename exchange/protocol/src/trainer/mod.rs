@@ -13,12 +13,14 @@
 
 mod link;
 mod links;
+mod reach;
 mod results;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use self::link::Links;
+use self::reach::Reach;
 use self::results::{Pulls, Want};
 use crate::step::Live;
 use crate::{
@@ -131,6 +133,7 @@ pub struct Trainer {
     links: Links,
     pulls: Pulls,
     next_pull: u64,
+    reach: Reach,
     /// Servers for which the conductor asks, how they are rung, and whether they have not answered since.
     asked: BTreeMap<ServerId, (Message, bool)>,
     /// Servers of those that have answered since the last heartbeat.
@@ -164,6 +167,7 @@ impl Trainer {
             links: Links::default(),
             pulls: Pulls::default(),
             next_pull: 0,
+            reach: Reach::default(),
             asked: BTreeMap::new(),
             reached: BTreeSet::new(),
             watermark: None,
@@ -193,7 +197,8 @@ impl Trainer {
         }
         if let Some(pause) = self.settings.pause(self.last, now) {
             self.heard = self.heard.after(pause);
-            self.links.forgive();
+            self.links.paused(pause);
+            self.reach.paused(pause);
         }
         self.last = now;
         match event {
@@ -337,6 +342,7 @@ impl Trainer {
                 out.push(Command::Close(peer));
             }
             self.links.remove(peer);
+            self.reach.remove(peer);
         }
         self.refill();
         if self.settings.rules.round_rings_again {

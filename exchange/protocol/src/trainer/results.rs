@@ -121,6 +121,7 @@ impl Trainer {
         out: &mut Vec<Command>,
     ) {
         let Some(Outstanding { peer, at, work }) = self.pulls.remove(pull) else { return };
+        self.tried(now, (peer, pull), (at, work), result);
         let wanted = self.phases.get_mut(&at).and_then(|it| {
             let want = it.wants.get_mut(&work)?;
             (want.state == State::Pulling(pull, peer)).then_some((&mut it.missing, want))

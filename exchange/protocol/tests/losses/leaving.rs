@@ -3,7 +3,7 @@
 use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::{
-    At, End, Filler, Fillers, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId,
+    At, End, Filler, Fillers, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId, Why,
 };
 
 use super::{SERVERS, handle, heard, ms, running};
@@ -115,6 +115,10 @@ fn servers_that_have_left_leave_no_trace_in_the_conductor() {
         for from in [Peer::Server(SERVERS[1]), Peer::Trainer(TrainerId(1))] {
             heard(&mut conductor, now, from);
         }
+        // A trainer could not reach it for a moment.
+        let message = Message::Suspect { server: id, why: Why::Broken, lasting: ms(0) };
+        let from = Peer::Trainer(TrainerId(1));
+        handle(&mut conductor, now, Event::Message { from, message });
         let message = Message::Heartbeat(Heartbeat { leaves: true, ..Heartbeat::default() });
         handle(&mut conductor, now, Event::Message { from: Peer::Server(id), message });
         done(&mut conductor, now, u64::from(incarnation));
@@ -124,4 +128,41 @@ fn servers_that_have_left_leave_no_trace_in_the_conductor() {
     }
     let most = sizes[60..90].iter().max();
     assert!(sizes.last() <= most.map(|it| it + 100).as_ref(), "{sizes:?}");
+}
+
+/// Trainer 1 refuses links from 100 ms on and trainer 2 from 700 ms on, and they say that they have left where that is given; how the job ends, and when.
+fn refused(left: [Option<u64>; 2]) -> Option<(u64, End)> {
+    let mut conductor = Conductor::new(4, Settings::default(), ms(0));
+    for millis in (0..60_000).step_by(20) {
+        let now = ms(millis);
+        let mut said = heard(&mut conductor, now, Peer::Trainer(TrainerId(3)));
+        for (index, left) in [1, 2].into_iter().zip(left) {
+            let (trainer, refuses) = (TrainerId(index), if index == 1 { 100 } else { 700 });
+            let peer = Peer::Trainer(trainer);
+            said.extend(match left {
+                Some(at) if millis == at => handle(&mut conductor, now, Event::Left(trainer)),
+                _ if millis < refuses => heard(&mut conductor, now, peer),
+                _ => handle(&mut conductor, now, Event::Closed(peer)),
+            });
+        }
+        if let Some(Command::End(end)) = said.last() {
+            return Some((millis, end.clone()));
+        }
+    }
+    None
+}
+
+#[test]
+fn trainers_that_have_left_are_not_missed_and_others_are() {
+    let both = End::TrainersDead(vec![TrainerId(1), TrainerId(2)]);
+    assert!(matches!(refused([None, None]), Some((1_700..1_900, end)) if end == both));
+    assert_eq!(refused([Some(80), Some(80)]), None);
+    // The word comes after links were refused for a while: of one that is taken for dead, while the other one may be dead, too.
+    assert_eq!(refused([Some(1_000), Some(1_200)]), None);
+    assert_eq!(refused([Some(1_200), Some(1_200)]), None);
+    for left in [80, 1_000, 1_200] {
+        let end = refused([Some(left), None]);
+        let other = End::TrainersDead(vec![TrainerId(2)]);
+        assert!(matches!(&end, Some((1_700..1_900, end)) if *end == other), "{end:?}");
+    }
 }

@@ -12,6 +12,7 @@ mod idle;
 mod leaving;
 mod outside;
 mod pool;
+mod results;
 
 fn ms(millis: u64) -> Nanos {
     Nanos::from_millis(millis)

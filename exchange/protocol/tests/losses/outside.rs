@@ -1,12 +1,16 @@
 //! Servers that no view names, a conductor that stands still now and then, and steps that fit no slot.
 
+#![allow(clippy::wildcard_enum_match_arm, reason = "tests pick one command out of many")]
+
 use cadre_protocol::conductor::{Command, Conductor, Event};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
 use cadre_protocol::{
-    At, End, Filler, Message, Nanos, OnPoolLoss, Peer, ServerId, Settings, TrainerId,
+    Acks, At, End, Filler, Message, Nanos, OnPoolLoss, Peer, PullFailure, Round, ServerId,
+    Settings, TrainerId, Why,
 };
 
+use super::results::{AT, step};
 use super::{SERVERS, handle, heard, ms, running};
 
 fn done(conductor: &mut Conductor, now: Nanos, step: u64) -> Vec<Command> {
@@ -87,6 +91,118 @@ fn a_conductor_that_stands_still_now_and_then_misses_the_dead_in_its_own_time() 
         (lost || ran > 10_000).then_some(ran)
     });
     assert!(matches!(lost, Some(1_000..1_600)), "after {lost:?} ms of its own time");
+}
+
+/// A process runs two beats and is then paused for longer than two, again and again; what it says when it has run for so long.
+fn in_its_own_time<T>(mut event: impl FnMut(Nanos, u64) -> Option<T>) -> Option<(u64, T)> {
+    let (mut now, mut ran) = (1, 0);
+    [200, 200, 500].into_iter().cycle().take(300).find_map(|span| {
+        now += span;
+        ran += if span == 200 { span } else { 0 };
+        Some((ran, event(ms(now), ran)?))
+    })
+}
+
+#[test]
+fn what_lasts_over_short_pauses_is_counted_in_the_time_between_them() {
+    let mut conductor = running();
+    let lost = in_its_own_time(|now, ran| {
+        let mut commands = Vec::new();
+        for peer in [SERVERS[0], SERVERS[1]].map(Peer::Server) {
+            commands.extend(heard(&mut conductor, now, peer));
+        }
+        let (why, lasting) = (Why::Broken, ms(ran));
+        let message = Message::Suspect { server: SERVERS[0], why, lasting };
+        let from = Peer::Trainer(TrainerId(1));
+        commands.extend(handle(&mut conductor, now, Event::Message { from, message }));
+        commands.contains(&Command::DeclareLost(SERVERS[0])).then_some(())
+    });
+    assert!(matches!(lost, Some((5_000..5_600, ()))), "{lost:?}");
+
+    // A path that is cut for good, as a trainer sees it, and a server whose pulls it breaks.
+    let fillers = SERVERS.map(|it| Some(Filler::Server(it)));
+    let mut trainer = Trainer::new(TrainerId(1), Settings::default(), ms(0));
+    let begins = [trainer::Event::Begin(step(fillers)), trainer::Event::Submitted(AT)];
+    for event in begins {
+        trainer.handle(ms(1), event, &mut Vec::new());
+    }
+    let believed = in_its_own_time(|now, ran| {
+        let (mut out, from) = (Vec::new(), Peer::CONDUCTOR);
+        let pulse = Message::Pulse { watermark: None, ask: Vec::new() };
+        trainer.handle(now, trainer::Event::Message { from, message: pulse }, &mut out);
+        trainer.handle(now, trainer::Event::Closed(Peer::Server(SERVERS[0])), &mut out);
+        let said = out.into_iter().filter_map(|it| match it {
+            trainer::Command::Send { message: Message::Suspect { lasting, .. }, .. } => {
+                Some(lasting)
+            }
+            _ => None,
+        });
+        let longest = said.max().filter(|it| *it >= ms(5_000))?;
+        Some(longest <= ms(ran))
+    });
+    assert!(matches!(believed, Some((5_000..5_800, true))), "{believed:?}");
+
+    let mut server = Server::new(Host::Dedicated(SERVERS[0]), 1 << 20, Settings::default(), ms(0));
+    let doorbell = Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
+    let from = Peer::Trainer(TrainerId(1));
+    let mut events = vec![
+        server::Event::Begin(step(fillers)),
+        server::Event::Message { from, message: doorbell },
+    ];
+    let believed = in_its_own_time(|now, ran| {
+        let mut out = Vec::new();
+        for event in events.drain(..).chain([server::Event::Tick]) {
+            server.handle(now, event, &mut out);
+        }
+        let mut longest = None;
+        for command in out {
+            match command {
+                server::Command::Pull { pull, .. } => {
+                    let result = Err(PullFailure::PeerFailed);
+                    events.push(server::Event::Pulled { pull, result });
+                }
+                server::Command::Send { message: Message::Heartbeat(beat), .. } => {
+                    longest = beat.unreached.iter().map(|it| it.1).max();
+                }
+                _ => {}
+            }
+        }
+        let longest = longest.filter(|it| *it >= ms(5_000))?;
+        Some(longest <= ms(ran))
+    });
+    assert!(matches!(believed, Some((5_000..5_800, true))), "{believed:?}");
+}
+
+#[test]
+fn a_replacement_in_the_view_that_loses_the_only_server_fills_its_slot_under_every_policy() {
+    let new = ServerId { incarnation: 1, ..SERVERS[0] };
+    let view = |id| vec![Some(Filler::Server(id)), Some(Filler::Standby(TrainerId(0)))];
+    let proposed = |said: &[Command]| {
+        said.iter().find_map(|it| match it {
+            Command::Propose { proposal, tables, .. } => Some((*proposal, tables.clone())),
+            _ => None,
+        })
+    };
+    for on_pool_loss in [OnPoolLoss::Fail, OnPoolLoss::Local, OnPoolLoss::Wait(ms(600_000))] {
+        let settings = Settings { on_pool_loss, ..Settings::default() };
+        let mut conductor = Conductor::new(2, settings, Nanos(0));
+        handle(&mut conductor, ms(0), Event::View(view(SERVERS[0])));
+        handle(&mut conductor, ms(0), Event::HeaderReady { step: 0, phases: 4 });
+        let said = handle(&mut conductor, ms(10), Event::View(view(new)));
+        assert!(said.contains(&Command::DeclareLost(SERVERS[0])), "{on_pool_loss:?}: {said:?}");
+        assert!(!said.contains(&Command::PoolLost { step: 0 }), "{on_pool_loss:?}: {said:?}");
+        let Some((proposal, tables)) = proposed(&said) else {
+            panic!("{on_pool_loss:?}: {said:?}")
+        };
+        assert_eq!(tables, [view(new)], "{on_pool_loss:?}");
+        // It is too small: now the pool is lost.
+        let event = Event::Unplaceable { step: 0, proposal };
+        let said = handle(&mut conductor, ms(20), event);
+        assert!(said.contains(&Command::PoolLost { step: 0 }), "{on_pool_loss:?}: {said:?}");
+        let ends = said.contains(&Command::End(End::PoolLost { step: 0 }));
+        assert_eq!(ends, on_pool_loss == OnPoolLoss::Fail, "{said:?}");
+        assert_eq!(proposed(&said).is_some(), on_pool_loss == OnPoolLoss::Local, "{said:?}");
+    }
 }
 
 /// A step that fits neither the server that is left nor trainers: what the conductor does of it.

@@ -34,9 +34,21 @@ pub(crate) struct BadPath {
     pub(crate) trainer: u16,
     /// The server with its first incarnation, or all that there ever are.
     pub(crate) server: Option<u16>,
-    /// Whether bytes vanish without a word, or links are refused.
-    pub(crate) swallows: bool,
+    pub(crate) fault: PathFault,
     pub(crate) from: Nanos,
+}
+
+/// How a path is bad.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum PathFault {
+    /// Links break, and cannot be opened again.
+    Refuses,
+    /// All bytes vanish without a word.
+    Swallows,
+    /// What the trainer pulls never comes, all messages do.
+    LosesResults,
+    /// What servers pull never comes, all messages do.
+    LosesRows,
 }
 
 #[derive(Debug)]
@@ -97,12 +109,16 @@ impl Faults {
         let other = random.within(1, u64::from(job.trainers) - 1) as u16;
         let trainer = if job.steps.is_multiple_of(5) { 0 } else { other };
         let server = random.within(0, u64::from(job.dedicated.max(1)) - 1) as u16;
-        let path = BadPath {
-            trainer,
-            server: (!all).then_some(server),
-            swallows: random.chance(50),
-            from: Nanos(random.within(0, job.steps * 3_000_000)),
+        let passes = if random.chance(50) { PathFault::Swallows } else { PathFault::Refuses };
+        let from = Nanos(random.within(0, job.steps * 3_000_000));
+        // Of a source of its own, so that scenarios that once went wrong stay what they were.
+        let mut random_fault = Random::new(from.0);
+        let fault = match random_fault.within(0, 9) {
+            0..3 => PathFault::LosesResults,
+            3 => PathFault::LosesRows,
+            _ => passes,
         };
+        let path = BadPath { trainer, server: (!all).then_some(server), fault, from };
         Self { path: Some(path), replace: random.chance(70), ..Self::calm() }
     }
 

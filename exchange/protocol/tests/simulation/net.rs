@@ -6,7 +6,7 @@ use cadre_protocol::{
     At, Message, Nanos, Parcel, Peer, PullFailure, PullId, ServerId, TrainerId, Work,
 };
 
-use crate::faults::BadPath;
+use crate::faults::{BadPath, PathFault};
 use crate::random::Random;
 
 /// What arrives at a process.
@@ -138,12 +138,12 @@ impl Net {
     }
 
     pub(crate) fn is_cut(&mut self, now: Nanos, a: Peer, b: Peer) -> bool {
-        let refuses = self.is_bad(now, a, b).is_some_and(|swallows| !swallows);
+        let refuses = self.is_bad(now, a, b) == Some(PathFault::Refuses);
         refuses || self.link(a, b).cut_until > now
     }
 
-    /// Whether a path is bad for good, and then whether it swallows.
-    fn is_bad(&self, now: Nanos, a: Peer, b: Peer) -> Option<bool> {
+    /// Whether a path is bad for good, and then how.
+    fn is_bad(&self, now: Nanos, a: Peer, b: Peer) -> Option<PathFault> {
         let bad = self.bad.filter(|it| it.from <= now)?;
         let trainer = Peer::Trainer(TrainerId(bad.trainer));
         let server = |it| match it {
@@ -153,11 +153,21 @@ impl Net {
             Peer::Trainer(_) => false,
         };
         let between = (a == trainer && server(b)) || (b == trainer && server(a));
-        between.then_some(bad.swallows)
+        between.then_some(bad.fault)
     }
 
     pub(crate) fn swallows(&self, now: Nanos, a: Peer, b: Peer) -> bool {
-        self.is_bad(now, a, b) == Some(true)
+        self.is_bad(now, a, b) == Some(PathFault::Swallows)
+    }
+
+    /// Whether what is pulled never comes.
+    pub(crate) fn loses(&self, now: Nanos, flight: &Flight) -> bool {
+        match (self.is_bad(now, flight.by, flight.from), flight.what) {
+            (Some(PathFault::Swallows), _)
+            | (Some(PathFault::LosesResults), What::Result(..))
+            | (Some(PathFault::LosesRows), What::Rows(..)) => true,
+            (Some(_) | None, _) => false,
+        }
     }
 
     /// Something goes from `from` to `to` on a path that swallows: an open link keeps still, any other

@@ -2,7 +2,7 @@
 
 use cadre_protocol::{End, Filler, Nanos, Peer, PullFailure, ServerId, TrainerId};
 
-use crate::faults::Fault;
+use crate::faults::{BadPath, Fault, PathFault};
 use crate::net::{Happening, Input};
 use crate::process::Process;
 use crate::world::World;
@@ -56,9 +56,10 @@ impl World {
         }
     }
 
-    /// Breaks the links of the path that is bad from now on, unless it swallows.
+    /// Breaks the links of the path that is bad from now on, if it refuses them.
     pub(crate) fn path_breaks(&mut self) {
-        let Some(path) = self.faults.path.filter(|it| !it.swallows) else { return };
+        let refuses = |it: &BadPath| it.fault == PathFault::Refuses;
+        let Some(path) = self.faults.path.filter(refuses) else { return };
         let trainer = Peer::Trainer(TrainerId(path.trainer));
         let bad = |it: &&Peer| match it {
             Peer::Server(id) => path.server.is_none_or(|index| id.index == index),

@@ -302,8 +302,9 @@ impl World {
 
     /// The request of a pull has reached the far side.
     fn read(&mut self, id: u64) {
-        let Some(&Flight { by, from, what, .. }) = self.net.flights.get(&id) else { return };
-        if self.net.swallows(self.now, by, from) {
+        let Some(&flight) = self.net.flights.get(&id) else { return };
+        let Flight { from, what, .. } = flight;
+        if self.net.loses(self.now, &flight) {
             return;
         }
         let shared = self.job.shared_memory;

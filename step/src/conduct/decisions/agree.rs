@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use cadre_protocol::{Nanos, TrainerId};
+use cadre_protocol::{Nanos, TrainerId, conductor};
 
 use super::{Acts, Decisions};
 use crate::envelope::{Ending, Lengths};
@@ -106,15 +106,17 @@ impl Decisions {
         all && self.counts.steps.is_some_and(|it| it.1 <= self.next)
     }
 
-    /// A trainer has left, and a step is out that is not over there. If all do so, nobody waits for anybody.
-    pub(super) fn left(&mut self, now: Nanos, from: u16, what: String) {
+    /// A trainer has left, and a step is out that is not over there. If all do so, nobody waits for anybody. Others may leave seconds
+    /// later: until then nobody is called dead for it.
+    pub(super) fn left(&mut self, acts: &mut Acts<'_>, from: u16, what: String) {
         self.left.insert(from);
         self.standing.insert(from, what);
         if self.left.len() == usize::from(self.draft.trainers) {
             self.standing_until = None;
         } else {
-            self.standing_until.get_or_insert(now.after(STANDING_TOGETHER));
+            self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
         }
+        self.run(acts, conductor::Event::Left(TrainerId(from)));
     }
 
     /// Whether the job is about to end by the names of those who left it.

@@ -49,8 +49,8 @@ pub enum Event {
     Made(Result<Made, conduct::Error>),
     /// The answer to [`Command::Plan`].
     Planned(Result<Arc<PlannedStep>, Refused>),
-    /// A step has begun in this process, as [`Command::Begin`] asked.
-    Begun,
+    /// This step has begun in this process, as [`Command::Begin`] asked.
+    Begun(u64),
     /// The answer to [`Command::Propose`].
     Proposed {
         /// The step.

@@ -11,7 +11,7 @@ use std::sync::Arc;
 use cadre_protocol::conductor::{self, HEADER};
 use cadre_protocol::{Fillers, Peer};
 
-use super::{About, Acts, Command, Decisions, Level, Out, Publishing, Refused};
+use super::{About, Acts, Begins, Command, Decisions, Level, Out, Publishing, Refused};
 use crate::conduct::{self, Made};
 use crate::envelope::Ending;
 use crate::planned::{PlannedStep, filler};
@@ -132,23 +132,25 @@ impl Decisions {
         acts.put(Command::Log(Level::Detail, text));
         let out = Out {
             planned,
-            has_begun: false,
+            begins: Begins::No,
             told: BTreeSet::new(),
             done: BTreeMap::new(),
             served: BTreeMap::new(),
             tables: proposal.as_ref().map_or_else(Vec::new, |it| it.1.clone()),
+            proposal,
         };
         self.published.insert(step, out);
         self.next = step + 1;
         self.offered = false;
+        // A server may be found silent just now, so that other fillers are proposed before the step begins here.
         self.run(acts, conductor::Event::Published { step });
-        self.proposal = proposal.map(|(proposal, tables)| (step, proposal, tables));
         for to in to {
             self.header(acts, step, to);
         }
     }
 
-    /// Other fillers are proposed for a step's slots. A server may be lost before this process begins the step.
+    /// Other fillers are proposed for a step's slots. A server may be lost before the step has begun here; until then there is nothing
+    /// to deal out.
     pub(super) fn propose(
         &mut self,
         acts: &mut Acts<'_>,
@@ -156,21 +158,24 @@ impl Decisions {
         proposal: u64,
         tables: Vec<Fillers>,
     ) {
-        if let Some(it) = self.published.get_mut(&step) {
-            it.tables.clone_from(&tables);
+        if let Some(it) = self.publishing.as_mut().filter(|it| it.step == step) {
+            it.proposal = Some((proposal, tables));
+            return;
         }
-        let begins = self.begins == Some(step);
-        match self.publishing.as_mut().filter(|it| it.step == step) {
-            Some(it) => it.proposal = Some((proposal, tables)),
-            None if begins => self.proposal = Some((step, proposal, tables)),
-            None => acts.put(Command::Propose { step, proposal, tables }),
+        let Some(out) = self.published.get_mut(&step) else { return };
+        out.tables.clone_from(&tables);
+        if out.begins == Begins::Begun {
+            acts.put(Command::Propose { step, proposal, tables });
+        } else {
+            out.proposal = Some((proposal, tables));
         }
     }
 
     /// A step has begun here: what was proposed meanwhile can be placed.
-    pub(super) fn begun(&mut self, acts: &mut Acts<'_>) {
-        self.begins = None;
-        if let Some((step, proposal, tables)) = self.proposal.take() {
+    pub(super) fn begun(&mut self, acts: &mut Acts<'_>, step: u64) {
+        let Some(out) = self.published.get_mut(&step) else { return };
+        out.begins = Begins::Begun;
+        if let Some((proposal, tables)) = out.proposal.take() {
             acts.put(Command::Propose { step, proposal, tables });
         }
     }
@@ -187,8 +192,8 @@ impl Decisions {
         }
         let Some(out) = self.published.get_mut(&step) else { return };
         if to == Peer::CONDUCTOR {
-            if !std::mem::replace(&mut out.has_begun, true) {
-                self.begins = Some(step);
+            if out.begins == Begins::No {
+                out.begins = Begins::Asked;
                 acts.put(Command::Begin(step));
             }
         } else if out.told.insert(to) {

@@ -18,7 +18,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use cadre_protocol::conductor::{self, Conductor};
-use cadre_protocol::{End, Fillers, Nanos, Peer, PeerId, ServerId, Settings, TrainerId};
+use cadre_protocol::{Fillers, Nanos, Peer, PeerId, ServerId, Settings, TrainerId};
 
 use self::agree::{Counts, STANDING_TOGETHER};
 use super::{Draft, Roster, View};
@@ -31,14 +31,24 @@ pub use self::events::{About, Command, Event, FaultAt, Level, Over, Refused, Ser
 #[derive(Debug)]
 struct Out {
     planned: Arc<PlannedStep>,
-    /// Whether this process was to begin it.
-    has_begun: bool,
+    begins: Begins,
     /// Who was told its header.
     told: BTreeSet<Peer>,
     done: BTreeMap<u16, StepDone>,
     served: BTreeMap<Peer, Served>,
     /// Who fills its slots in its rounds, if any were proposed.
     tables: Vec<Fillers>,
+    /// The newest that was proposed before the step has begun here.
+    proposal: Option<(u64, Vec<Fillers>)>,
+}
+
+/// How far this process is with the beginning of a step.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+enum Begins {
+    No,
+    /// It was asked to.
+    Asked,
+    Begun,
 }
 
 /// A step whose header is being planned.
@@ -108,8 +118,6 @@ pub struct Decisions {
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
     publishing: Option<Publishing>,
     published: BTreeMap<u64, Out>,
-    /// What was proposed before its step began here: step, proposal, tables.
-    proposal: Option<(u64, u64, Vec<Fillers>)>,
     /// Newest incarnation that was declared lost, by index of the server.
     lost: BTreeMap<u16, u32>,
     /// Since the last step that was over.
@@ -124,8 +132,6 @@ pub struct Decisions {
     pool_lost: BTreeSet<u64>,
     /// The first header waits for all servers until here; nothing once that is over.
     patience: Option<Nanos>,
-    /// The step that this process is about to begin.
-    begins: Option<u64>,
     /// Why no step follows, once that is so.
     ending: Option<Ending>,
 }
@@ -155,7 +161,6 @@ impl Decisions {
             lengths: BTreeMap::new(),
             publishing: None,
             published: BTreeMap::new(),
-            proposal: None,
             lost: BTreeMap::new(),
             failovers: 0,
             failovers_so_far: failovers,
@@ -164,7 +169,6 @@ impl Decisions {
             stop: None,
             pool_lost: BTreeSet::new(),
             patience: Some(now.after(SERVERS_START_WITHIN)),
-            begins: None,
             ending: None,
         }
     }
@@ -225,7 +229,7 @@ impl Decisions {
             Event::Protocol(event) => self.run(acts, event),
             Event::Made(made) => self.made(acts, made),
             Event::Planned(planned) => self.planned(acts, planned),
-            Event::Begun => self.begun(acts),
+            Event::Begun(step) => self.begun(acts, step),
             Event::Proposed { step, proposal, placed } => {
                 self.proposed(acts, (step, proposal), placed);
             }
@@ -302,7 +306,7 @@ impl Decisions {
                 self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
             }
             (Said::Standing(Stands::Left(what)), Peer::Trainer(from)) => {
-                self.left(acts.now, from.0, what);
+                self.left(acts, from.0, what);
             }
             (Said::Standing(Stands::No), Peer::Trainer(from)) => {
                 self.standing.remove(&from.0);
@@ -359,12 +363,6 @@ impl Decisions {
                 self.stop_lost(acts);
                 self.forget_gone(acts);
                 self.proceed(acts);
-            }
-            // Silent since they left.
-            Commanded::End(End::TrainersDead(dead))
-                if dead.iter().any(|it| self.left.contains(&it.0)) =>
-            {
-                self.stalled(acts);
             }
             Commanded::End(end) => acts.put(Command::End(end)),
         }

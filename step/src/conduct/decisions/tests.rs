@@ -195,14 +195,31 @@ fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_i
         "rank 1 has left; have every rank run each step that is out to its end, or none"
     );
 
-    // Silence is noticed before that, and is no other reason.
+    // That it refuses links from then on is noticed long before that, and is no other reason.
     let mut job = Job::assembled();
+    let refuse = |job: &mut Job, milliseconds: u64| {
+        for _ in 0..milliseconds / 20 {
+            job.later(20);
+            let closed = conductor::Event::Closed(Peer::Trainer(TrainerId(1)));
+            job.hear(Event::Protocol(closed));
+        }
+    };
+    refuse(&mut job, 200);
     job.tell(1, left(1));
-    let silent = Commanded::End(End::TrainersDead(vec![TrainerId(1)]));
-    job.obey(silent);
+    refuse(&mut job, 4_980);
+    assert_eq!((&job.decisions.ending, job.ended), (&None, 0), "the other one may leave as well");
+    refuse(&mut job, 20);
     assert!(
         matches!(&job.decisions.ending, Some(Ending::Failed { reason, .. }) if reason.starts_with("rank 1 has left"))
     );
+
+    // Ranks may leave seconds apart.
+    let mut job = Job::assembled();
+    job.tell(1, left(1));
+    refuse(&mut job, 3_000);
+    job.tell(0, left(0));
+    refuse(&mut job, 60_000);
+    assert_eq!((&job.decisions.ending, job.ended), (&None, 0), "all ranks have left");
 
     let mut job = Job::assembled();
     job.tell(0, left(0));

@@ -28,6 +28,8 @@ pub(crate) enum Happening {
     Resume(Life),
     /// A main thread that stood still goes on.
     Moves(Life),
+    /// A trainer leaves, though its job has further steps.
+    Quits(Life),
     /// On the wires.
     Signal(Signal),
 }

@@ -1,8 +1,10 @@
 //! Ends and pauses of processes, as their links and peers see them.
 
-use cadre_exchange::Event;
+use cadre_exchange::{Event, RegionKey};
 
+use super::pulls::{WORDS, is_result};
 use super::{Happening, Life, Net, Signal};
+use crate::faults::Pulled;
 
 impl Net {
     /// A process is gone. `silently`: as if its machine had no power any more.
@@ -34,6 +36,15 @@ impl Net {
                 self.at(when, Happening::Signal(Signal::Farewell(other, link)));
             }
         }
+    }
+
+    /// Whether what is pulled of somebody never comes.
+    pub(super) fn is_dry(&self, owner: Life, to: Life, key: RegionKey) -> bool {
+        let is = |it: &(Life, Life, Pulled)| match it.2 {
+            Pulled::Words => key.0[..2] == WORDS,
+            Pulled::Results => is_result(key),
+        };
+        self.dry.iter().any(|it| (it.0, it.1) == (owner, to) && is(it))
     }
 
     pub(crate) fn pause(&mut self, life: Life) {

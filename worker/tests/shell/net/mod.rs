@@ -25,6 +25,7 @@ use self::fast::Fast;
 pub(crate) use self::happening::{Chore, Happening, Signal, Thread};
 use self::links::Link;
 use self::queue::{Moment, Queue};
+use crate::faults::Pulled;
 use crate::random::Random;
 
 /// Longest greeting, as in `cadre_exchange::Limits`.
@@ -147,8 +148,8 @@ pub(crate) struct Net {
     pub(crate) random: Random,
     pub(crate) endpoints: Vec<Endpoint>,
     pub(crate) cuts: Vec<Cut>,
-    /// Whose words, where they are pulled, do not come to whom.
-    pub(crate) dry: Vec<(Life, Life)>,
+    /// Of whom what does not come to whom, where it is pulled.
+    pub(crate) dry: Vec<(Life, Life, Pulled)>,
     /// Whose words, where they are pulled, come with which byte changed.
     pub(crate) spoilt: Option<(Life, u64)>,
     /// Nanoseconds that a message takes at most.

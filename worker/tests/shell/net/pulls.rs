@@ -10,7 +10,7 @@ use cadre_step::lowering::Tensor;
 use super::{Happening, Kept, Landing, Life, LinkId, Net, Out, PROBE, Pull, Signal};
 
 /// Whether a region is a work's results.
-fn is_result(key: RegionKey) -> bool {
+pub(super) fn is_result(key: RegionKey) -> bool {
     let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
     (first..=last).contains(&key.0[2])
 }
@@ -22,7 +22,7 @@ const PARTS: u64 = 8;
 const PART_OF_WORD: usize = 4 << 20;
 
 /// How names of words begin that are published: no step has this number.
-const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
+pub(super) const WORDS: [u32; 2] = [u32::MAX, u32::MAX - 1];
 
 impl Landing {
     pub(super) fn memory(&mut self) -> &mut Buffer {
@@ -282,7 +282,7 @@ impl Net {
             return self.later(ended, Signal::Ask(link, life, id));
         }
         let (key, left) = (pull.key, pull.bytes - pull.landed);
-        if key.0[..2] == WORDS && self.dry.contains(&(owner, life)) {
+        if self.is_dry(owner, life, key) {
             return;
         }
         // Nobody looks at what is measured with.

@@ -7,7 +7,7 @@ use cadre_protocol::OnPoolLoss;
 use cadre_step::envelope::Ending;
 
 use super::{Checked, SECOND, World};
-use crate::faults::Fault;
+use crate::faults::{Fault, Pulled};
 use crate::net::Life;
 use crate::process::Process;
 
@@ -42,14 +42,16 @@ impl World {
             let for_good = |it: &Fault| matches!(it, Fault::Stand(_, None));
             let fine = if reason.contains("rank") && reason.contains("has not") {
                 self.faults.list.iter().any(|it| for_good(&it.1))
+            } else if reason.contains("do not get rows of each other") {
+                cut_off || self.lacks_results()
             } else if reason.contains(" dead;") || reason.contains("conductor") {
                 trainer_died || cut_off || reason.contains("nothing heard") && self.has_slept(life)
-            } else if reason.contains("do not get rows of each other") {
-                cut_off
             } else if reason.contains("cannot reach") {
-                self.faults.list.iter().any(|it| matches!(it.1, Fault::Cut(..)))
+                let is_cut = |it: &(u64, Fault)| matches!(it.1, Fault::Cut(..));
+                self.faults.list.iter().any(is_cut) || self.lacks_results()
             } else if reason.contains("does not come, not a byte in") {
-                self.faults.list.iter().any(|it| matches!(it.1, Fault::Dry(..)))
+                let words = |it: &Fault| matches!(it, Fault::Dry(_, _, Pulled::Words));
+                self.faults.list.iter().any(|it| words(&it.1))
             } else if reason.contains("came with another digest") {
                 self.faults.list.iter().any(|it| matches!(it.1, Fault::Spoil(..)))
             } else if reason.contains("no attention server is left") {
@@ -80,6 +82,12 @@ impl World {
             self.end_standing();
         }
         Ok(())
+    }
+
+    /// Whether results of somebody do not come to somebody.
+    fn lacks_results(&self) -> bool {
+        let lacks = |it: &Fault| matches!(it, Fault::Dry(_, _, Pulled::Results));
+        self.faults.list.iter().any(|it| lacks(&it.1))
     }
 
     /// Whether two trainers are cut off from each other for a while.
@@ -225,7 +233,8 @@ impl World {
         if let Some(missed) = missed.filter(|it| !is_cut || it.step < self.reports) {
             return Err(format!("the controller was never told of {missed:?}"));
         }
-        let (reports, steps, done) = (self.reports, self.job.steps, &self.steps_done);
+        let steps = self.job.quits.unwrap_or(self.job.steps);
+        let (reports, done) = (self.reports, &self.steps_done);
         if reports < steps && !is_cut || !done.iter().eq([&reports]) {
             return Err(format!(
                 "{reports} of {steps} steps were reported, trainers have done {done:?}"

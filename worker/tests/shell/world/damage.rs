@@ -5,8 +5,9 @@
 use std::time::Duration;
 
 use cadre_exchange::Role;
+use cadre_step::envelope::Ending;
 
-use super::{SECOND, World};
+use super::{Checked, SECOND, World};
 use crate::faults::{Fault, Who};
 use crate::net::{Chore, Cut, Happening, Life, Thread};
 use crate::process::Process;
@@ -62,11 +63,12 @@ impl World {
                     }
                 }
             }
-            Fault::Dry(a, b) => {
+            Fault::Dry(a, b, pulled) => {
                 if let (Some(a), Some(b)) = (self.newest(a), self.newest(b)) {
-                    self.net.borrow_mut().dry.push((a, b));
+                    self.net.borrow_mut().dry.push((a, b, pulled));
                 }
             }
+            Fault::Silent(index) => self.silent_at_plan = Some(index),
             Fault::Spoil(who, byte) => {
                 if let Some(life) = self.newest(who) {
                     self.net.borrow_mut().spoilt = Some((life, byte));
@@ -110,6 +112,45 @@ impl World {
             self.processes[&life].terminate();
             self.net.borrow_mut().wake(life);
         }
+    }
+
+    /// The thread that plans has a plan.
+    pub(super) fn planned(&mut self, life: Life) {
+        if self.is_paused(life) {
+            return self.net.borrow_mut().soon(SECOND, Happening::Planned(life));
+        }
+        let Some(process) = self.processes.get_mut(&life) else { return };
+        if process.plans_own()
+            && let Some(index) = self.silent_at_plan.take()
+            && let Some(server) = self.newest((Role::Server, index))
+        {
+            self.kill(server, true);
+            self.late_plan = Some(life);
+            // It said its last word up to a heartbeat ago.
+            let mut net = self.net.borrow_mut();
+            let early = net.random.within(0, SECOND / 4);
+            let when = net.now + self.job.settings.suspect_after.0 - early;
+            return net.at(when, Happening::Planned(life));
+        }
+        let process = self.processes.get_mut(&life).expect("just seen");
+        process.plan(&mut self.plans);
+        let mut net = self.net.borrow_mut();
+        if self.late_plan.take_if(|it| *it == life).is_none() {
+            return net.wake(life);
+        }
+        // The IO thread comes to it a bit later: for less long than would be a pause.
+        process.late_until = net.now + net.random.within(0, SECOND / 4);
+        net.at(process.late_until, Happening::Turn(life));
+    }
+
+    /// A trainer leaves between two steps; others do so seconds before or after it.
+    pub(super) fn quits(&mut self, life: Life) -> Checked {
+        let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+        let ending = process.main().and_then(|it| it.session.ending(Duration::ZERO));
+        self.progress = self.now();
+        self.left(life, ending.unwrap_or(Ending::Completed))?;
+        self.net.borrow_mut().soon(SECOND / 5, Happening::Leave(life));
+        Ok(())
     }
 
     /// A main thread that stood still goes on.

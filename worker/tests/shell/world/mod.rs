@@ -99,6 +99,9 @@ pub(crate) struct World {
     stopping: bool,
     dismissed: Option<u64>,
     happenings: u64,
+    /// Who loses its power when the conductor plans next, and whose IO thread is late then.
+    silent_at_plan: Option<u16>,
+    late_plan: Option<Life>,
 }
 
 impl World {
@@ -140,6 +143,8 @@ impl World {
             stopping: false,
             dismissed: None,
             happenings: 0,
+            silent_at_plan: None,
+            late_plan: None,
             faults,
             job,
         };
@@ -211,16 +216,8 @@ impl World {
                 }
             }
             Happening::Thread(life, thread) => return self.thread(life, thread),
-            Happening::Planned(life) => {
-                let paused = self.is_paused(life);
-                let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
-                if paused {
-                    self.net.borrow_mut().soon(SECOND, Happening::Planned(life));
-                } else {
-                    process.plan(&mut self.plans);
-                    self.net.borrow_mut().wake(life);
-                }
-            }
+            Happening::Planned(life) => self.planned(life),
+            Happening::Quits(life) => return self.quits(life),
             Happening::Told(life, message) => {
                 if let Some(process) = self.processes.get(&life) {
                     process.told(*message);
@@ -252,6 +249,9 @@ impl World {
             return Ok(());
         }
         let Some(process) = self.processes.get_mut(&life) else { return Ok(()) };
+        if now < process.late_until {
+            return Ok(());
+        }
         let turned = process.turn(now);
         let millisecond = now / 1_000_000;
         let turns = if process.turns.0 == millisecond { process.turns.1 } else { 0 };
@@ -360,6 +360,13 @@ impl World {
                         self.schedule(life, Thread::Main, self.job.linear);
                     }
                 }
+            }
+            Want::Quit => {
+                let process = self.processes.get_mut(&life).expect("it has just run");
+                process.scheduled[Thread::Main as usize] = true;
+                let mut net = self.net.borrow_mut();
+                let when = net.now + net.random.within(0, 7 * SECOND / 2);
+                net.at(when, Happening::Quits(life));
             }
             Want::Left(ending) => {
                 self.progress = self.progress.max(now);

@@ -72,10 +72,52 @@ fn what_is_proposed_before_a_step_began_is_placed_when_it_has() {
         job.plan();
     }
     assert_eq!(job.begin, [0]);
-    assert!(job.decisions.proposal.is_some());
-    job.hear(Event::Begun);
-    assert!(job.decisions.proposal.is_none());
+    job.hear(Event::Begun(0));
     assert_eq!(job.proposals, [(0, 1)]);
+}
+
+/// Servers 0 and 1 of three are silent from the beginning. The header of step 0 is planned at `planned_at` ms; what is to be dealt out
+/// before this process begins the step, and what after.
+fn silent_while_planned(planned_at: u64) -> [Vec<(u64, u64)>; 2] {
+    let mut job = Job::new();
+    job.introduce();
+    let id = |index| Some(ServerId { index, incarnation: 0 });
+    job.serve(1, &[id(0), id(1), id(2)]);
+    (0..2).for_each(|it| job.tell(it, lengths(0, it)));
+    job.make();
+    let beats = |job: &mut Job, index| {
+        let message = cadre_protocol::Message::Heartbeat(cadre_protocol::Heartbeat::default());
+        let from = Peer::Server(ServerId { index, incarnation: 0 });
+        job.hear(Event::Protocol(conductor::Event::Message { from, message }));
+    };
+    let mut now = 0;
+    while now < planned_at {
+        let span = 200.min(planned_at - now);
+        now += span;
+        job.now = job.now.after(Nanos::from_millis(span));
+        // Server 1 stops later.
+        if now <= 1_500 {
+            beats(&mut job, 1);
+        }
+        if now < planned_at {
+            beats(&mut job, 2);
+        }
+    }
+    assert!(job.plan());
+    assert_eq!(job.begin, [0]);
+    let before = std::mem::take(&mut job.proposals);
+    job.hear(Event::Begun(0));
+    [before, job.proposals]
+}
+
+#[test]
+fn a_server_found_silent_as_a_header_is_published_is_replaced_when_its_step_has_begun() {
+    // The first is silent for a second after its start.
+    assert_eq!(silent_while_planned(1_900), [vec![], vec![]]);
+    assert_eq!(silent_while_planned(2_000), [vec![], vec![(0, 1)]], "as it is published");
+    assert_eq!(silent_while_planned(2_300), [vec![], vec![(0, 1)]], "while it is planned");
+    // The second is lost as well: nobody deals out what was proposed before.
+    assert_eq!(silent_while_planned(2_400), [vec![], vec![(0, 2)]]);
 }
 
 #[test]

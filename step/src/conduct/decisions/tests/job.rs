@@ -26,6 +26,8 @@ pub(super) struct Job {
     pub(super) over: Vec<Over>,
     /// Whether those who have gone were to be forgotten.
     pub(super) forgets: bool,
+    /// How often the machine of the protocol has ended the job.
+    pub(super) ended: usize,
 }
 
 enum Wanted {
@@ -70,6 +72,7 @@ impl Job {
             said: Vec::new(),
             over: Vec::new(),
             forgets: false,
+            ended: 0,
         }
     }
 
@@ -123,6 +126,7 @@ impl Job {
                 Command::Say(about, _) => self.said.push(about),
                 Command::Over(over) => self.over.push(*over),
                 Command::ForgetGone => self.forgets = true,
+                Command::End(_) => self.ended += 1,
                 _ => {}
             }
         }
