@@ -23,9 +23,10 @@ const TOLERATED: u64 = 508;
 /// Tolerances that plans are made for where a wide one is allowed, in millionths beyond the level: each up to that one. A wider one
 /// has all plans of a narrower one to choose from, so it is never worse. Finer steps waste less of what is allowed and take longer:
 /// with these the busiest links of the bench `peer` are within 0.2 % in the mean of those with a plan for the very ratio.
-const STEPS: [u32; 22] = [
+const STEPS: [u32; 23] = [
     USUAL, 5_000, 10_000, 14_000, 20_000, 24_000, 31_000, 34_000, 40_000, 50_000, 58_000, 65_000,
     75_000, 81_000, 90_000, 100_000, 115_000, 130_000, 142_000, 170_000, 300_000, 500_000,
+    1_000_000,
 ];
 
 /// By how much the last slot may finish after the level at which all would finish together: a ratio from 1 to 2. Beyond the
