@@ -275,6 +275,7 @@ impl Job {
                 index,
                 exchange_address,
                 memory_bytes: 1 << 30,
+                numerics_id: "test".into(),
                 ..proto::Server::default()
             }),
         };
