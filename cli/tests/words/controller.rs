@@ -60,6 +60,8 @@ pub(crate) struct Job {
     workers: Vec<Worker>,
     /// A server that the controller did not start.
     guest: Option<(PeerId, String)>,
+    /// What all of them compute with, as they say.
+    numerics: String,
     loss: Loss,
     losses: Losses,
     deadline: Instant,
@@ -114,6 +116,7 @@ impl Job {
             _running: running.expect("a thread"),
             workers,
             guest,
+            numerics: String::new(),
             loss,
             losses: Losses::default(),
             deadline: Instant::now() + PATIENCE,
@@ -191,6 +194,7 @@ impl Job {
                 let worker = self.workers.iter_mut().find(|it| it.id == id);
                 let worker = worker.expect("only these were started");
                 worker.stream = Some(link.id());
+                self.numerics = hello.numerics_id;
                 worker.link = Some(link);
             }
             Event::Message { link, message } => self.said(link, message),
@@ -275,7 +279,7 @@ impl Job {
                 index,
                 exchange_address,
                 memory_bytes: 1 << 30,
-                numerics_id: "test".into(),
+                numerics_id: self.numerics.clone(),
                 ..proto::Server::default()
             }),
         };
