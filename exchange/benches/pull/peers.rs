@@ -112,6 +112,10 @@ fn stream(
                 writer.write_all(unit).expect("the reader reads");
             }
         }
+        writer.flush().expect("the reader reads");
+        // It stays open while the reader reads: closed before it took what the other end sent, such as a ticket of TLS, it would
+        // reset the link.
+        writer
     });
     let begin = Instant::now();
     for _ in 0..TOTAL_BYTES / ARENA_BYTES {
@@ -120,7 +124,7 @@ fn stream(
         }
     }
     let rate = mib_per_second(begin);
-    writing.join().expect("the writer has written all");
+    drop(writing.join().expect("the writer has written all"));
     rate
 }
 
