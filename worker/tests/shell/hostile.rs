@@ -57,6 +57,11 @@ impl Hostile {
         self.voices.contains(&id)
     }
 
+    /// Under how many names it has spoken.
+    pub(crate) fn voices(&self) -> usize {
+        self.voices.len()
+    }
+
     /// Whether a reason names somebody for whom it has spoken, or what it has said.
     pub(crate) fn explains(&self, reason: &str) -> bool {
         let names = |id: &PeerId| {
