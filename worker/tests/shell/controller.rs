@@ -11,7 +11,7 @@ use cadre_control::proto::{self, controller_message::Message, worker_message};
 use cadre_exchange::{PeerId, Role};
 use cadre_step::phases::Direction;
 
-use crate::job::NUMERICS;
+use crate::job::{MEMORY, NUMERICS};
 use crate::net::{Chore, Happening, Life, Net};
 use crate::random::{Random, hash};
 use crate::world::{Checked, World};
@@ -124,10 +124,22 @@ impl World {
             numerics_id: NUMERICS.into(),
         };
         let mut slots = Vec::new();
+        let (seed, view) = (self.job.seed, self.controller.view);
+        // Weights are learnt anew every few views; the slot of who was drained leaves, at once or never. Where memory just suffices
+        // for the slots that there are, they stay as they are.
+        let is_roomy = self.job.memory == MEMORY;
+        let learns = is_roomy && Random::new(hash(&[seed, 131])).chance(20);
+        let weight =
+            |index: u16| Random::new(hash(&[seed, 137, index.into(), view / 4])).within(60, 140);
+        let stays =
+            |index: u16| !is_roomy || Random::new(hash(&[seed, 139, index.into()])).chance(40);
         for (&index, it) in &self.controller.slots {
+            if it.drained && it.life.is_none() && !stays(index) {
+                continue;
+            }
             slots.push(proto::Slot {
                 slot: slots.len() as u32,
-                weight: 100,
+                weight: if learns { weight(index) as u32 } else { 100 },
                 kind: proto::Kind::Dedicated.into(),
                 server: it.life.map(|life| server(index, net.endpoints[life].me.incarnation, life)),
             });

@@ -28,7 +28,7 @@ pub(crate) const BRIEF: u64 = 1 << 50;
 const BRIEF_PARTS: u64 = 4;
 const BRIEF_TOKENS: u32 = 24;
 /// Memory of a worker that has more than it needs.
-const MEMORY: u64 = 1 << 26;
+pub(crate) const MEMORY: u64 = 1 << 26;
 
 /// See the module.
 #[derive(Clone, Debug)]

@@ -79,6 +79,11 @@ impl Main {
         matches!(self.state, State::Idle)
     }
 
+    /// Whether it is between the header of a step and its end.
+    pub(crate) fn is_in_a_step(&self) -> bool {
+        matches!(self.state, State::Phases(..) | State::Reducing)
+    }
+
     /// Whether the step cannot end without phases that it has not submitted: while it is busy nobody else stands still.
     pub(crate) fn is_awaited(&self) -> bool {
         match &self.state {

@@ -74,8 +74,13 @@ impl World {
             return Err(format!("{id} ends {late} ms after it was asked to"));
         }
         let failed = matches!(ending, Ending::Failed { .. });
+        let stopped = matches!(ending, Ending::Stopped { .. });
         if let Some(main) = self.processes.get_mut(&life).and_then(Process::main) {
             self.steps_done.insert(main.step);
+            // A stop counts after the last step that is out, but for one that lacks servers.
+            if stopped && main.is_in_a_step() && !self.pool_lost && self.hostile.is_none() {
+                return Err(format!("{id} is stopped in {}", main.state()));
+            }
         }
         self.endings.insert(life, (self.now(), ending));
         if failed {
