@@ -133,8 +133,11 @@ impl World {
             |index: u16| Random::new(hash(&[seed, 137, index.into(), view / 4])).within(60, 140);
         let stays =
             |index: u16| !is_roomy || Random::new(hash(&[seed, 139, index.into()])).chance(40);
+        let leaves = |it: (&u16, &Slot)| it.1.drained && it.1.life.is_none() && !stays(*it.0);
+        // The last one stays.
+        let all = !self.job.in_place && self.controller.slots.iter().all(leaves);
         for (&index, it) in &self.controller.slots {
-            if it.drained && it.life.is_none() && !stays(index) {
+            if !all && leaves((&index, it)) {
                 continue;
             }
             slots.push(proto::Slot {
