@@ -69,6 +69,8 @@ use self::unnamed::Unnamed;
 
 /// Longest sleep of the thread; everything has a deadline anyhow.
 const LONGEST_SLEEP: Duration = Duration::from_millis(200);
+/// A thread that has no turn for so long was stopped, with its process or its machine.
+const STOPPED_FOR: Nanos = Nanos::from_millis(500);
 
 /// Requests, and outputs of machines, that are handed on before links and deadlines have their turn. A step of many documents brings
 /// hundreds of thousands: meanwhile this process is to be heard.
@@ -104,6 +106,8 @@ pub struct Io<P: Exchange> {
     told_end: BTreeSet<Peer>,
     /// The process leaves, at the latest then.
     leaving: Option<Nanos>,
+    /// When it last looked at the time.
+    looked: Nanos,
     /// This trainer was asked to end, since when.
     asked_to_end: Option<Nanos>,
 }
@@ -168,7 +172,7 @@ impl<P: Exchange> Io<P> {
         if matches!(shared.me, Peer::Trainer(_)) {
             probe::publish(&mut shared);
         }
-        let load = Load::new(shared.clock.moment());
+        let (load, looked) = (Load::new(shared.clock.moment()), shared.now());
         Self {
             shared,
             trainer,
@@ -189,6 +193,7 @@ impl<P: Exchange> Io<P> {
             ended: None,
             told_end: BTreeSet::new(),
             leaving: None,
+            looked,
             asked_to_end: None,
         }
     }
@@ -206,6 +211,7 @@ impl<P: Exchange> Io<P> {
 
     /// Does everything that can be done without news from peers; says for how long nothing more is due.
     pub fn turn(&mut self) -> Turn {
+        self.look_at_the_time();
         if self.may_leave() {
             return Turn::Leave;
         }
@@ -247,6 +253,7 @@ impl<P: Exchange> Io<P> {
     /// and after, and kept by the caller for its memory alone.
     pub fn receive(&mut self, timeout: Duration, events: &mut Vec<cadre_exchange::Event>) {
         self.shared.provider.poll(timeout, events);
+        self.look_at_the_time();
         for (index, event) in events.drain(..).enumerate() {
             if index % MAX_REQUESTS_A_TURN == MAX_REQUESTS_A_TURN - 1 {
                 self.tick();
@@ -272,6 +279,16 @@ impl<P: Exchange> Io<P> {
             (Some(Ending::Failed { reason, .. }), _) => After::Failed(reason),
             (_, Some(drain)) if drain.stays => After::Again,
             (_, _) => After::Leave,
+        }
+    }
+
+    /// Last words have as long as they are to have in time in which the process runs: while it is stopped, nobody hears them.
+    fn look_at_the_time(&mut self) {
+        let now = self.shared.now();
+        let stopped = Some(now.since(self.looked)).filter(|it| *it > STOPPED_FOR);
+        self.looked = now;
+        if let (Some(until), Some(stopped)) = (&mut self.leaving, stopped) {
+            *until = until.after(stopped);
         }
     }
 

@@ -261,6 +261,8 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Stormy, 1_602_572_900_551),
         // Words of a link that crawls wait for longer behind what was measured than a server waits for them.
         (Weather::Stormy, 274_540_338_697_545),
+        // The conductor is stopped while it says how the job ends.
+        (Weather::Stormy, 1_288_342_842_845_816),
     ] {
         let mut random = Random::new(seed);
         let job = Job::new(seed, &mut random, Rules::all());
