@@ -15,7 +15,7 @@ use super::door::Stranger;
 use super::greeting::{GreetingError, Verdict};
 use super::incoming::Incoming;
 use super::run::nonce;
-use super::socket::{self, LinkError};
+use super::socket::{self, LinkError, Silence};
 use super::stream::Stream;
 use crate::peer::PeerId;
 use crate::provider::Event;
@@ -52,7 +52,7 @@ impl Tcp {
                 }
             };
             let (token, now) = (self.new_token(), self.clock.now());
-            let ready = socket::prepare(&stream, self.limits.silence)
+            let ready = socket::prepare(&stream, Silence::OfProcess(self.limits.silence))
                 .and_then(|()| self.watch(&stream, token));
             match ready {
                 Ok(()) => {

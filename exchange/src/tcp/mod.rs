@@ -102,7 +102,8 @@ pub struct Limits {
     /// How many links may wait at the door that have said no hello, and as many that have not proved theirs. When there are more,
     /// the oldest one of the address that has most is closed.
     pub strangers: usize,
-    /// How long the machine of a peer may acknowledge nothing until the link is closed; in whole seconds where nothing is sent.
+    /// How long the machine of a peer may acknowledge nothing until the link is closed, in whole seconds where nothing is sent;
+    /// and how long a peer may read nothing while its buffers are full.
     pub silence: Duration,
 }
 
