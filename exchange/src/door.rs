@@ -12,8 +12,8 @@
 //! Tickets come over links whose both ends have proved the job's secret, so they are known inside the job only; beside it
 //! both processes have to be of one user. Threads of its own do all this, since an owner that is stopped answers nobody.
 //!
-//! Invariants: every question ends within [`PATIENCE`]; whoever says nothing at a door holds up nobody else there; a descriptor
-//! that is received is closed by whoever gets it.
+//! Invariants: a question waits for [`PATIENCE`] at most, or a moment longer where this process was stopped; whoever says nothing
+//! at a door holds up nobody else there; a descriptor that is received is closed by whoever gets it.
 
 mod asker;
 mod hall;
@@ -21,12 +21,12 @@ mod hall;
 use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
@@ -40,8 +40,11 @@ use crate::waker::Waker;
 /// Random bytes that entitle a process to one descriptor. It gets them over an authenticated link.
 pub(crate) type Ticket = [u8; 32];
 
-/// Longest wait for a message of the other side.
+/// Longest question, and longest visit.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Shortest wait for the other side: an asker that was stopped for longer than its patience takes what is there.
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 type Arenas = Arc<Mutex<BTreeMap<Ticket, OwnedFd>>>;
 
@@ -138,11 +141,11 @@ fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
     ask_within(site, ticket, PATIENCE)
 }
 
-/// As [`ask`], but waits at most `patience` for each message.
+/// As [`ask`], but waits at most `patience` in all.
 fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
-    let asked = exchange(site, ticket, patience);
+    let asked = exchange(site, ticket, Instant::now() + patience);
     asked.map_err(|error| {
-        if error.kind() == io::ErrorKind::WouldBlock {
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
             io::Error::new(io::ErrorKind::TimedOut, "the owner does not answer at its door")
         } else {
             error
@@ -150,14 +153,12 @@ fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Ow
     })
 }
 
-fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
+fn exchange(site: &Site, ticket: &Ticket, until: Instant) -> io::Result<OwnedFd> {
     let kind = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
-    // The limit is set before the connect, which also waits when the door's queue is full.
-    for way in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
-        sockopt::set_socket_timeout(&socket, way, Some(patience))?;
-    }
-    connect(&socket, &site.address()?)?;
+    let address = site.address()?;
+    // A connect waits too, when the door's queue is full.
+    within(&socket, sockopt::Timeout::Send, until, || connect(&socket, &address))?;
     let mut stream = UnixStream::from(socket);
     check_user(&stream)?;
     stream.write_all(ticket)?;
@@ -165,7 +166,9 @@ fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Owne
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let parts = &mut [IoSliceMut::new(&mut byte)];
-    recvmsg(&stream, parts, &mut message, RecvFlags::CMSG_CLOEXEC)?;
+    within(&stream, sockopt::Timeout::Recv, until, || {
+        recvmsg(&stream, parts, &mut message, RecvFlags::CMSG_CLOEXEC).map(|_| ())
+    })?;
     for part in message.drain() {
         if let RecvAncillaryMessage::ScmRights(mut descriptors) = part
             && let Some(descriptor) = descriptors.next()
@@ -176,10 +179,27 @@ fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Owne
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the owner gave no descriptor"))
 }
 
+/// Calls `call`, which waits for the other side, until it has ended or the time is over. The kernel interrupts such a wait when
+/// the process is stopped and resumed, also where no signal has a handler.
+fn within(
+    socket: impl AsFd,
+    side: sockopt::Timeout,
+    until: Instant,
+    mut call: impl FnMut() -> rustix::io::Result<()>,
+) -> io::Result<()> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        sockopt::set_socket_timeout(&socket, side, Some(left.max(LAST_LOOK)))?;
+        match call() {
+            Err(rustix::io::Errno::INTR) if !left.is_zero() => {}
+            ended => return Ok(ended?),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Seek as _, SeekFrom};
-    use std::os::fd::AsFd as _;
 
     use rustix::net::SendAncillaryMessage;
 
