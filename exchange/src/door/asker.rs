@@ -2,7 +2,7 @@
 //!
 //! In: doors and tickets. Out: descriptors, each with what it was asked for. Nothing is mapped here.
 //!
-//! Invariant: at most [`MOST_ASKING`] threads ask.
+//! Invariant: at most [`MOST_ASKING`] threads ask, and at most [`MOST_AT_ONE_DOOR`] of them at one door.
 
 use std::collections::VecDeque;
 use std::io;
@@ -15,21 +15,27 @@ use crate::waker::Waker;
 /// Maximum requests for descriptors in flight; others wait. A request to a stopped peer holds its thread for seconds.
 const MOST_ASKING: usize = 16;
 
+/// Maximum of them at one door, so that a stopped owner leaves threads for the others.
+const MOST_AT_ONE_DOOR: usize = 4;
+
 /// Fetches descriptors on threads of its own, and wakes a poll for each result.
 #[derive(Debug)]
 pub(crate) struct Asker<T> {
     waker: Waker,
     wanted: VecDeque<(T, Site, Ticket)>,
-    /// Threads that fetch. Each sends one result, so the queue has room for all of them.
-    asking: usize,
-    answers: Receiver<(T, io::Result<OwnedFd>)>,
-    answer: SyncSender<(T, io::Result<OwnedFd>)>,
+    /// Doors at which threads ask, each once for each thread. A thread sends one result, so the queue has room for all of them.
+    asking: Vec<Site>,
+    answers: Receiver<Answer<T>>,
+    answer: SyncSender<Answer<T>>,
 }
+
+/// What was asked, at which door, and the result.
+type Answer<T> = (T, Site, io::Result<OwnedFd>);
 
 impl<T: Clone + Send + 'static> Asker<T> {
     pub(crate) fn new(waker: Waker) -> Self {
         let (answer, answers) = sync_channel(MOST_ASKING);
-        Self { waker, wanted: VecDeque::new(), asking: 0, answers, answer }
+        Self { waker, wanted: VecDeque::new(), asking: Vec::new(), answers, answer }
     }
 
     /// Fetches a descriptor as soon as a thread is free. `what` identifies the request in its result.
@@ -40,26 +46,37 @@ impl<T: Clone + Send + 'static> Asker<T> {
 
     /// The next result, if there is one.
     pub(crate) fn answer(&mut self) -> Option<(T, io::Result<OwnedFd>)> {
-        let answer = self.answers.try_recv().ok()?;
-        self.asking -= 1;
+        let (what, site, result) = self.answers.try_recv().ok()?;
+        if let Some(at) = self.asking.iter().position(|it| *it == site) {
+            self.asking.swap_remove(at);
+        }
         self.go_on();
-        Some(answer)
+        Some((what, result))
+    }
+
+    /// The oldest request at a door that has not enough of them.
+    fn next(&mut self) -> Option<(T, Site, Ticket)> {
+        let asking = |site: &Site| self.asking.iter().filter(|it| *it == site).count();
+        let at = self.wanted.iter().position(|it| asking(&it.1) < MOST_AT_ONE_DOOR)?;
+        self.wanted.remove(at)
     }
 
     fn go_on(&mut self) {
-        while self.asking < MOST_ASKING
-            && let Some((what, site, ticket)) = self.wanted.pop_front()
+        while self.asking.len() < MOST_ASKING
+            && let Some((what, site, ticket)) = self.next()
         {
-            self.asking += 1;
-            let (answer, waker, asked) = (self.answer.clone(), self.waker.clone(), what.clone());
+            self.asking.push(site.clone());
+            let (answer, waker) = (self.answer.clone(), self.waker.clone());
+            let (asked, door) = (what.clone(), site.clone());
             let asker = move || {
-                if answer.send((asked, ask(&site, &ticket))).is_ok() {
+                let result = ask(&door, &ticket);
+                if answer.send((asked, door, result)).is_ok() {
                     waker.wake();
                 }
             };
             if let Err(error) = std::thread::Builder::new().name("arena".into()).spawn(asker) {
                 // The queue has room for all that ask.
-                let _ = self.answer.try_send((what, Err(error)));
+                let _ = self.answer.try_send((what, site, Err(error)));
                 self.waker.wake();
             }
         }
@@ -68,7 +85,7 @@ impl<T: Clone + Send + 'static> Asker<T> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::Door;
+    use super::super::{Door, listen};
     use super::*;
 
     #[test]
@@ -90,5 +107,27 @@ mod tests {
             std::thread::yield_now();
         }
         assert!(answered.iter().enumerate().all(|(at, it)| *it == Some(at % 2 == 1)));
+    }
+
+    #[test]
+    fn a_door_that_does_not_answer_leaves_threads_for_others() {
+        let silent = Site::Name([b'f'; 32]);
+        let _nobody_accepts = listen(&silent).unwrap();
+        let site = Site::Name([b'g'; 32]);
+        let door = Door::open(site.clone()).unwrap();
+        door.show([1; 32], tempfile::tempfile().unwrap().into());
+        let waker = Waker::new().unwrap();
+        let mut asker = Asker::new(waker);
+        for question in 0..2 * MOST_ASKING {
+            asker.ask(question, silent.clone(), [1; 32]);
+        }
+        asker.ask(usize::MAX, site, [1; 32]);
+        let first = loop {
+            if let Some(first) = asker.answer() {
+                break first;
+            }
+            std::thread::yield_now();
+        };
+        assert!(matches!(first, (usize::MAX, Ok(_))), "{first:?}");
     }
 }
