@@ -9,10 +9,12 @@
 //! ```
 //!
 //! Who has said a hello of this protocol is more likely to be a peer than who has said nothing: each has places of its own, so that
-//! silence, noise and cut greetings take none from real peers. Of too many, the oldest of the source that has most goes.
+//! silence, noise and cut greetings take none from real peers. Of too many, the oldest of the source that has most goes; of sources
+//! that have as many, the oldest of all.
 //!
 //! Invariant: never more than the places of either; tokens rise with the time at which strangers came.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -161,9 +163,9 @@ impl Queue {
         }
     }
 
-    /// The oldest link of the address with the most links; of several such addresses, the last.
+    /// The oldest link of the address with the most links; of several such addresses, of the one that has the oldest.
     fn victim(&self) -> Option<u64> {
-        self.by_source.values().max_by_key(|it| it.len())?.first().copied()
+        self.by_source.values().max_by_key(|it| (it.len(), Reverse(it.first())))?.first().copied()
     }
 }
 
@@ -206,6 +208,16 @@ mod tests {
         }
         assert_eq!(lobby.greeted.order.len(), 4);
         assert_eq!(lobby.silent.order.len(), 3);
+    }
+
+    #[test]
+    fn of_sources_with_as_many_links_the_oldest_loses_its_place_and_not_who_just_came() {
+        let (mut lobby, now) = (Lobby::new(4, HELLO, GREETING), Instant::now());
+        for token in 1..5 {
+            assert_eq!(lobby.enter(token, token, source(token as u8), now), None);
+        }
+        assert_eq!(lobby.enter(9, 9, source(9), now), Some(1));
+        assert_eq!(lobby.enter(10, 10, source(0), now), Some(2));
     }
 
     #[test]
