@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -132,7 +133,7 @@ struct Pair {
     theirs: Rc<Orders>,
     orders: Rc<Orders>,
     events: [Vec<Event>; 2],
-    _sockets: tempfile::TempDir,
+    sockets: tempfile::TempDir,
 }
 
 const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
@@ -149,7 +150,7 @@ impl Pair {
         let mut reader = open(PeerId::server(0, 0), Rc::clone(&orders));
         reader.connect(OWNER, &owner.address());
         let events = Default::default();
-        Self { owner, reader, theirs, orders, events, _sockets: folder }
+        Self { owner, reader, theirs, orders, events, sockets: folder }
     }
 
     /// Polls both by turns until `done`.
@@ -277,6 +278,28 @@ fn an_owner_that_gives_an_arena_another_length_is_refused_and_no_device_is_broke
     let result = pair.end(pull);
     assert!(matches!(result, Err(PullError::Refused { .. })), "{result:?}");
     assert!(!pair.events[1].iter().any(|it| matches!(it, Event::Broken { .. })));
+}
+
+#[test]
+fn a_wake_that_comes_with_a_slip_ends_the_poll() {
+    let mut pair = Pair::new();
+    pair.owner.publish(KEY, Arc::new(Rows::of(&arena(1), 700, 300)));
+    pair.until(|it| it.events[1].contains(&Event::Connected(OWNER)));
+    // Nobody answers at this door, so no descriptor ends the poll.
+    let path = pair.sockets.path().join("silent.sock");
+    let _silent = UnixListener::bind(&path).expect("a folder for sockets");
+    let address = pair.owner.address();
+    let (links, _) = address.split_once('@').expect("links and a door");
+    pair.reader.connect(OWNER, &format!("{links}@{}", path.display()));
+    let landing = pair.reader.land(Rows::of(&arena(2), 0, 100));
+    let pull = pair.pull(KEY, &[(0, 0, 10)], landing);
+    pair.reader.poll(Duration::ZERO, &mut pair.events[1]);
+    for _ in 0..20 {
+        pair.owner.poll(Duration::from_millis(1), &mut pair.events[0]);
+    }
+    pair.reader.waker().wake();
+    pair.reader.poll(Duration::from_secs(20), &mut pair.events[1]);
+    assert_eq!(pair.result(pull), None, "it slept on until the question was over");
 }
 
 #[test]
