@@ -188,4 +188,8 @@ fn a_landing_that_cannot_be_registered_is_filled_over_the_link_and_the_way_stays
     assert_eq!(reader.why_tcp(OWNER), Some("a test says so"));
     let own = Traffic { ucx_bytes: BYTES as u64, ..Traffic::default() };
     assert_eq!(fetch(&mut reader, &mut owner), own, "memory in no arena is left to UCX");
+    assert_eq!((reader.path(OWNER), reader.why_tcp(OWNER)), (Path::Ucx, None), "and told");
+    // The rest after the failure is not over.
+    assert_eq!(fetch_into(&mut reader, &mut owner, landing, 0), by_tcp);
+    assert_eq!(reader.path(OWNER), Path::Tcp);
 }
