@@ -85,6 +85,20 @@ fn lose_shared_memory(reader: &mut Paths) {
 }
 
 #[test]
+fn where_shared_memory_failed_that_is_why_rows_come_by_tcp() {
+    let (Some(mut owner), Some(mut reader)) = (open(OWNER), open(READER)) else { return };
+    reader.remote = None;
+    reader.connect(OWNER, &owner.address());
+    until_path(&mut reader, &mut owner, Path::Shared);
+    let now = reader.tcp.now();
+    let ways = &mut reader.sharing.as_mut().unwrap().ways;
+    let answer = ways.shut(OWNER, "no descriptor is left".to_owned(), true, now);
+    reader.take_answer(answer);
+    assert_eq!(reader.path(OWNER), Path::Tcp);
+    assert_eq!(reader.why_tcp(OWNER), Some("no descriptor is left"));
+}
+
+#[test]
 fn rows_are_held_for_network_cards_only_when_a_peer_has_no_shared_memory() {
     let (Some(mut owner), Some(mut reader)) = (open(OWNER), open(READER)) else { return };
     let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
