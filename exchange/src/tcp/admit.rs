@@ -41,11 +41,16 @@ impl Tcp {
             }
             let (stream, address) = match self.listener.accept() {
                 Ok(stranger) => stranger,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.said_deaf = false;
+                    return;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept links: raise the limit of open files");
+                    if !std::mem::replace(&mut self.said_deaf, true) {
+                        tracing::warn!(%error, "cannot accept links: raise the limit of open files");
+                    }
                     // A descriptor may be free again as soon as a stranger is turned away.
                     drop(self.strangers.drop_silent());
                     return self.rest_ears(DEAF);

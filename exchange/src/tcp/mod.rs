@@ -134,6 +134,8 @@ pub struct Tcp {
     clock: Clock,
     /// Until when nothing is accepted, because the process is out of descriptors.
     deaf_until: Option<Instant>,
+    /// Whether that was logged, and the queue of links was not empty since.
+    said_deaf: bool,
     epoll: OwnedFd,
     waker: Waker,
     /// Names links in the poll; never used twice.
@@ -211,6 +213,7 @@ impl Tcp {
             listener,
             clock,
             deaf_until: None,
+            said_deaf: false,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waker: Waker::new()?,
             next_token: run::FIRST_LINK,
