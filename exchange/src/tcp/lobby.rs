@@ -115,11 +115,10 @@ impl<T> Lobby<T> {
             .min()
     }
 
-    /// Removes a link that took too long.
-    pub(super) fn late(&mut self, now: Instant) -> Option<T> {
+    /// A link that has taken too long.
+    pub(super) fn late(&self, now: Instant) -> Option<u64> {
         let oldest = [Said::Nothing, Said::Hello].into_iter().filter_map(|it| self.oldest(it));
-        let (token, _) = { oldest }.find(|it| it.1 <= now)?;
-        self.leave(token)
+        { oldest }.find(|it| it.1 <= now).map(|it| it.0)
     }
 
     /// The oldest link in a stage, and the time at which it has taken too long.
@@ -242,12 +241,14 @@ mod tests {
         lobby.greeted(0);
         assert_eq!(lobby.next_late(), Some(now + HELLO));
         assert_eq!(lobby.late((now + HELLO).checked_sub(Duration::from_nanos(1)).unwrap()), None);
-        assert_eq!(lobby.late(now + HELLO), Some('b'));
+        assert_eq!(lobby.late(now + HELLO), Some(1));
+        assert_eq!(lobby.leave(1), Some('b'));
         assert_eq!(lobby.late(now + HELLO), None);
         assert_eq!(
             (lobby.next_late(), lobby.late(now + GREETING)),
-            (Some(now + GREETING), Some('a'))
+            (Some(now + GREETING), Some(0))
         );
+        assert_eq!(lobby.leave(0), Some('a'));
         assert_eq!(lobby.next_late(), None);
     }
 }

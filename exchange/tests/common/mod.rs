@@ -261,7 +261,7 @@ pub(crate) fn hello(version: u32, from: PeerId, to: PeerId, nonce: u8) -> Vec<u8
     [&b"cadrex01"[..], &version.to_le_bytes(), &peer(from), &peer(to), &[0; 4], &nonce].concat()
 }
 
-fn proof(secret: &[u8; 32], side: &str, opener: &[u8], acceptor: &[u8]) -> [u8; 32] {
+pub(crate) fn proof(secret: &[u8; 32], side: &str, opener: &[u8], acceptor: &[u8]) -> [u8; 32] {
     let said = [format!("cadre exchange {side}").as_bytes(), opener, acceptor].concat();
     *blake3::keyed_hash(secret, &said).as_bytes()
 }
