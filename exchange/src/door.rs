@@ -12,38 +12,39 @@
 //! Tickets come over links whose both ends have proved the job's secret, so they are known inside the job only; beside it
 //! both processes have to be of one user. Threads of its own do all this, since an owner that is stopped answers nobody.
 //!
-//! Invariants: every question ends within [`PATIENCE`]; whoever says nothing at a door holds up nobody else there; a descriptor
-//! that is received is closed by whoever gets it.
+//! Invariants: a question waits for [`PATIENCE`] at most, or a moment longer where this process was stopped; whoever says nothing
+//! at a door holds up nobody else there; a descriptor that is received is closed by whoever gets it.
 
+mod asker;
 mod hall;
 
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::io::{self, IoSliceMut, Write as _};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SocketAddrUnix,
     SocketFlags, SocketType, connect, recvmsg, socket_with, sockopt,
 };
 
+pub(crate) use self::asker::Asker;
 use self::hall::Hall;
 use crate::waker::Waker;
 
 /// Random bytes that entitle a process to one descriptor. It gets them over an authenticated link.
 pub(crate) type Ticket = [u8; 32];
 
-/// Maximum requests for descriptors in flight; others wait. A request to a stopped peer holds its thread for seconds.
-pub(crate) const MOST_ASKING: usize = 16;
-
-/// Longest wait for a message of the other side.
+/// Longest question, and longest visit.
 const PATIENCE: Duration = Duration::from_secs(5);
+
+/// Shortest wait for the other side: an asker that was stopped for longer than its patience takes what is there.
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 type Arenas = Arc<Mutex<BTreeMap<Ticket, OwnedFd>>>;
 
@@ -136,15 +137,15 @@ fn check_user(stream: &UnixStream) -> io::Result<()> {
 }
 
 /// Fetches the descriptor that the ticket entitles to, from the owner at a door. Blocks.
-pub(crate) fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
+fn ask(site: &Site, ticket: &Ticket) -> io::Result<OwnedFd> {
     ask_within(site, ticket, PATIENCE)
 }
 
-/// As [`ask`], but waits at most `patience` for each message.
+/// As [`ask`], but waits at most `patience` in all.
 fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
-    let asked = exchange(site, ticket, patience);
+    let asked = exchange(site, ticket, Instant::now() + patience);
     asked.map_err(|error| {
-        if error.kind() == io::ErrorKind::WouldBlock {
+        if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted) {
             io::Error::new(io::ErrorKind::TimedOut, "the owner does not answer at its door")
         } else {
             error
@@ -152,14 +153,12 @@ fn ask_within(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Ow
     })
 }
 
-fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<OwnedFd> {
+fn exchange(site: &Site, ticket: &Ticket, until: Instant) -> io::Result<OwnedFd> {
     let kind = (AddressFamily::UNIX, SocketType::STREAM);
     let socket = socket_with(kind.0, kind.1, SocketFlags::CLOEXEC, None)?;
-    // The limit is set before the connect, which also waits when the door's queue is full.
-    for way in [sockopt::Timeout::Send, sockopt::Timeout::Recv] {
-        sockopt::set_socket_timeout(&socket, way, Some(patience))?;
-    }
-    connect(&socket, &site.address()?)?;
+    let address = site.address()?;
+    // A connect waits too, when the door's queue is full.
+    within(&socket, sockopt::Timeout::Send, until, || connect(&socket, &address))?;
     let mut stream = UnixStream::from(socket);
     check_user(&stream)?;
     stream.write_all(ticket)?;
@@ -167,7 +166,9 @@ fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Owne
     let mut message = RecvAncillaryBuffer::new(&mut space);
     let mut byte = [0];
     let parts = &mut [IoSliceMut::new(&mut byte)];
-    recvmsg(&stream, parts, &mut message, RecvFlags::CMSG_CLOEXEC)?;
+    within(&stream, sockopt::Timeout::Recv, until, || {
+        recvmsg(&stream, parts, &mut message, RecvFlags::CMSG_CLOEXEC).map(|_| ())
+    })?;
     for part in message.drain() {
         if let RecvAncillaryMessage::ScmRights(mut descriptors) = part
             && let Some(descriptor) = descriptors.next()
@@ -178,53 +179,20 @@ fn exchange(site: &Site, ticket: &Ticket, patience: Duration) -> io::Result<Owne
     Err(io::Error::new(io::ErrorKind::UnexpectedEof, "the owner gave no descriptor"))
 }
 
-/// Fetches descriptors on threads of its own, and wakes a poll for each result.
-#[derive(Debug)]
-pub(crate) struct Asker<T> {
-    waker: Waker,
-    wanted: VecDeque<(T, Site, Ticket)>,
-    /// Threads that fetch. Each sends one result, so the queue has room for all of them.
-    asking: usize,
-    answers: Receiver<(T, io::Result<OwnedFd>)>,
-    answer: SyncSender<(T, io::Result<OwnedFd>)>,
-}
-
-impl<T: Clone + Send + 'static> Asker<T> {
-    pub(crate) fn new(waker: Waker) -> Self {
-        let (answer, answers) = sync_channel(MOST_ASKING);
-        Self { waker, wanted: VecDeque::new(), asking: 0, answers, answer }
-    }
-
-    /// Fetches a descriptor as soon as a thread is free. `what` identifies the request in its result.
-    pub(crate) fn ask(&mut self, what: T, site: Site, ticket: Ticket) {
-        self.wanted.push_back((what, site, ticket));
-        self.go_on();
-    }
-
-    /// The next result, if there is one.
-    pub(crate) fn answer(&mut self) -> Option<(T, io::Result<OwnedFd>)> {
-        let answer = self.answers.try_recv().ok()?;
-        self.asking -= 1;
-        self.go_on();
-        Some(answer)
-    }
-
-    fn go_on(&mut self) {
-        while self.asking < MOST_ASKING
-            && let Some((what, site, ticket)) = self.wanted.pop_front()
-        {
-            self.asking += 1;
-            let (answer, waker, asked) = (self.answer.clone(), self.waker.clone(), what.clone());
-            let asker = move || {
-                if answer.send((asked, ask(&site, &ticket))).is_ok() {
-                    waker.wake();
-                }
-            };
-            if let Err(error) = std::thread::Builder::new().name("arena".into()).spawn(asker) {
-                // The queue has room for all that ask.
-                let _ = self.answer.try_send((what, Err(error)));
-                self.waker.wake();
-            }
+/// Calls `call`, which waits for the other side, until it has ended or the time is over. The kernel interrupts such a wait when
+/// the process is stopped and resumed, also where no signal has a handler.
+fn within(
+    socket: impl AsFd,
+    side: sockopt::Timeout,
+    until: Instant,
+    mut call: impl FnMut() -> rustix::io::Result<()>,
+) -> io::Result<()> {
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        sockopt::set_socket_timeout(&socket, side, Some(left.max(LAST_LOOK)))?;
+        match call() {
+            Err(rustix::io::Errno::INTR) if !left.is_zero() => {}
+            ended => return Ok(ended?),
         }
     }
 }
@@ -232,7 +200,6 @@ impl<T: Clone + Send + 'static> Asker<T> {
 #[cfg(test)]
 mod tests {
     use std::io::{Read as _, Seek as _, SeekFrom};
-    use std::os::fd::AsFd as _;
 
     use rustix::net::SendAncillaryMessage;
 
@@ -264,27 +231,6 @@ mod tests {
         // A file that an earlier process left is no obstacle.
         std::fs::write(&path, b"").unwrap();
         drop(Door::open(file).unwrap());
-    }
-
-    #[test]
-    fn more_questions_than_threads_are_all_answered() {
-        let site = Site::Name([b'b'; 32]);
-        let door = Door::open(site.clone()).unwrap();
-        door.show([1; 32], tempfile::tempfile().unwrap().into());
-        let waker = Waker::new().unwrap();
-        let mut asker = Asker::new(waker);
-        let questions = 3 * MOST_ASKING;
-        for question in 0..questions {
-            asker.ask(question, site.clone(), [(question % 2) as u8; 32]);
-        }
-        let mut answered = vec![None; questions];
-        while answered.contains(&None) {
-            if let Some((question, answer)) = asker.answer() {
-                assert_eq!(answered[question].replace(answer.is_ok()), None, "answered once");
-            }
-            std::thread::yield_now();
-        }
-        assert!(answered.iter().enumerate().all(|(at, it)| *it == Some(at % 2 == 1)));
     }
 
     #[test]

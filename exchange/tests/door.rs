@@ -6,10 +6,10 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::Duration;
 
-use cadre_exchange::{Buffer, Limits, PeerId, Provider, PullError, TcpConfig};
+use cadre_exchange::{Buffer, Clock, Limits, PeerId, Provider, PullError, TcpConfig};
 use common::{
-    KEY, Node, TRAINER, VERSION, config, connect, hello, noise_disturbs_nobody, raw_accept,
-    raw_open, receive, until,
+    KEY, Node, SECRET, TRAINER, VERSION, config, connect, hello, noise_disturbs_nobody, proof,
+    raw_accept, raw_open, receive, until,
 };
 use proptest::prelude::*;
 use proptest::test_runner::{Config, TestRunner};
@@ -117,6 +117,23 @@ fn strangers_are_bounded_in_number_and_time() {
     for stream in &mut knocking {
         assert!(matches!(stream.read(&mut [0; 1]), Ok(0) | Err(_)), "closed");
     }
+}
+
+#[test]
+fn what_a_stranger_has_said_counts_though_the_door_stood_still() {
+    let (clock, hand) = Clock::driven();
+    let mut trainer = Node::at(config(TRAINER), clock);
+    let mut stream = TcpStream::connect(trainer.tcp.address()).expect("it listens");
+    trainer.poll();
+    let ours = hello(VERSION, PeerId::server(0, 0), TRAINER, 1);
+    stream.write_all(&ours).expect("there is room");
+    hand.advance(Limits::default().hello);
+    let answer = receive(&mut trainer, &mut stream, 96);
+    let proof = proof(&SECRET, "opener", &ours, &answer[..64]);
+    stream.write_all(&proof).expect("there is room");
+    hand.advance(Limits::default().greeting);
+    assert_eq!(receive(&mut trainer, &mut stream, 8), [0; 8], "welcome");
+    assert!(trainer.refusals().is_empty(), "{:?}", trainer.refusals());
 }
 
 #[test]

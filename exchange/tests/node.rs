@@ -9,6 +9,7 @@ use std::cell::{Cell, RefCell};
 use std::fs::File;
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::FileExt as _;
+use std::os::unix::net::UnixListener;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -57,6 +58,8 @@ struct Orders {
     held: Cell<bool>,
     /// Copies fail when they are over.
     broken: Cell<bool>,
+    /// The length that arenas are said to have, where it is not their own.
+    lie: Cell<Option<u64>>,
     imports: Cell<usize>,
     begun: Cell<usize>,
 }
@@ -73,7 +76,8 @@ impl Device for Files {
 
     fn place(&self, memory: &Rows) -> Place {
         let Rows { arena, at, bytes } = memory;
-        Place { arena: arena.0, arena_bytes: ARENA, at: *at, bytes: *bytes }
+        let arena_bytes = self.0.lie.get().unwrap_or(ARENA);
+        Place { arena: arena.0, arena_bytes, at: *at, bytes: *bytes }
     }
 
     fn export(&self, memory: &Rows) -> Result<OwnedFd, std::io::Error> {
@@ -92,6 +96,9 @@ impl Device for Files {
         to: &Rows,
         pieces: &[Piece],
     ) -> Result<Copied, std::io::Error> {
+        if pieces.iter().any(|it| it.remote + it.bytes > ARENA) {
+            return Err(std::io::Error::other("the copy ends behind the arena"));
+        }
         self.0.begun.set(self.0.begun.get() + 1);
         let (from, arena, at, pieces) =
             (Rc::clone(from), Arc::clone(&to.arena), to.at, pieces.to_vec());
@@ -119,13 +126,14 @@ impl Device for Files {
     }
 }
 
-/// An owner and a reader that knows it, the reader's orders, and what both have reported.
+/// An owner and a reader that knows it, the orders of both, and what both have reported.
 struct Pair {
     owner: Node<Files>,
     reader: Node<Files>,
+    theirs: Rc<Orders>,
     orders: Rc<Orders>,
     events: [Vec<Event>; 2],
-    _sockets: tempfile::TempDir,
+    sockets: tempfile::TempDir,
 }
 
 const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, incarnation: 0 };
@@ -133,15 +141,16 @@ const OWNER: PeerId = PeerId { role: cadre_exchange::Role::Trainer, index: 0, in
 impl Pair {
     fn new() -> Self {
         let folder = tempfile::tempdir().expect("a folder for sockets");
-        let orders = Rc::<Orders>::default();
+        let [theirs, orders] = [(); 2].map(|()| Rc::<Orders>::default());
         let open = |me, orders| {
             let config = NodeConfig { tcp: config(me), sockets: folder.path().into() };
             Node::open(config, Files(orders)).expect("loopback and a folder")
         };
-        let owner = open(OWNER, Rc::default());
+        let owner = open(OWNER, Rc::clone(&theirs));
         let mut reader = open(PeerId::server(0, 0), Rc::clone(&orders));
         reader.connect(OWNER, &owner.address());
-        Self { owner, reader, orders, events: Default::default(), _sockets: folder }
+        let events = Default::default();
+        Self { owner, reader, theirs, orders, events, sockets: folder }
     }
 
     /// Polls both by turns until `done`.
@@ -253,6 +262,44 @@ fn what_is_not_published_or_not_inside_does_not_land() {
     }
     assert_eq!(pair.orders.begun.get(), 0);
     assert!(pair.reader.take(landing).is_ok());
+}
+
+#[test]
+fn an_owner_that_gives_an_arena_another_length_is_refused_and_no_device_is_broken() {
+    let mut pair = Pair::new();
+    let arena = arena(1);
+    pair.owner.publish(KEY, Arc::new(Rows::of(&arena, 700, 300)));
+    let landing = pair.reader.land(Rows::of(&self::arena(2), 0, 100));
+    let pull = pair.pull(KEY, &[(0, 0, 10)], landing);
+    assert_eq!(pair.end(pull), Ok(10));
+    pair.theirs.lie.set(Some(1 << 40));
+    pair.owner.publish(KEY, Arc::new(Rows::of(&arena, 1 << 39, 300)));
+    let pull = pair.pull(KEY, &[(0, 10, 10)], landing);
+    let result = pair.end(pull);
+    assert!(matches!(result, Err(PullError::Refused { .. })), "{result:?}");
+    assert!(!pair.events[1].iter().any(|it| matches!(it, Event::Broken { .. })));
+}
+
+#[test]
+fn a_wake_that_comes_with_a_slip_ends_the_poll() {
+    let mut pair = Pair::new();
+    pair.owner.publish(KEY, Arc::new(Rows::of(&arena(1), 700, 300)));
+    pair.until(|it| it.events[1].contains(&Event::Connected(OWNER)));
+    // Nobody answers at this door, so no descriptor ends the poll.
+    let path = pair.sockets.path().join("silent.sock");
+    let _silent = UnixListener::bind(&path).expect("a folder for sockets");
+    let address = pair.owner.address();
+    let (links, _) = address.split_once('@').expect("links and a door");
+    pair.reader.connect(OWNER, &format!("{links}@{}", path.display()));
+    let landing = pair.reader.land(Rows::of(&arena(2), 0, 100));
+    let pull = pair.pull(KEY, &[(0, 0, 10)], landing);
+    pair.reader.poll(Duration::ZERO, &mut pair.events[1]);
+    for _ in 0..20 {
+        pair.owner.poll(Duration::from_millis(1), &mut pair.events[0]);
+    }
+    pair.reader.waker().wake();
+    pair.reader.poll(Duration::from_secs(20), &mut pair.events[1]);
+    assert_eq!(pair.result(pull), None, "it slept on until the question was over");
 }
 
 #[test]

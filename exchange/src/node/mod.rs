@@ -252,11 +252,12 @@ impl<D: Device> Provider for Node<D> {
             // poll.
             let sleep = if done { Duration::ZERO } else { left.min(self.rest(now)) };
             self.tcp.poll(sleep, &mut news);
-            let early = news.is_empty() && now.elapsed() < sleep;
+            // Also where nothing of what came with it is the caller's.
+            let woken = self.tcp.was_called();
             for event in news.drain(..) {
                 self.take_in(event);
             }
-            if done || early {
+            if done || woken {
                 self.advance();
                 break;
             }

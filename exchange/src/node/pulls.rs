@@ -46,9 +46,11 @@ enum Stage<D: Device> {
 }
 
 /// An arena of a peer.
-pub(super) enum Import<D: Device> {
-    Asked,
-    Here(Arc<D::Imported>),
+pub(super) struct Import<D: Device> {
+    /// Its length, as the first slip that names it says.
+    bytes: u64,
+    /// None while it is asked for.
+    arena: Option<Arc<D::Imported>>,
 }
 
 impl<D: Device> Pull<D> {
@@ -191,11 +193,14 @@ impl<D: Device> Node<D> {
             return self.end(id, Err(PullError::Refused { reason }));
         }
         let from = (pull.peer, slip.ticket);
-        match self.imports.get(&from) {
-            Some(Import::Here(arena)) => {
-                let arena = Arc::clone(arena);
-                self.copy(id, slip, arena);
+        let known = self.imports.get(&from).map(|it| (it.bytes, it.arena.clone()));
+        match known {
+            Some((bytes, _)) if bytes != slip.arena_bytes => {
+                let said = slip.arena_bytes;
+                let reason = format!("an arena of {bytes} bytes is said to have {said} bytes");
+                self.end(id, Err(PullError::Refused { reason }));
             }
+            Some((_, Some(arena))) => self.copy(id, slip, arena),
             known => {
                 if known.is_none() {
                     self.fetch(from, slip.arena_bytes);
@@ -208,7 +213,7 @@ impl<D: Device> Node<D> {
 
     /// Requests an arena when a thread is free.
     fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64) {
-        self.imports.insert(from, Import::Asked);
+        self.imports.insert(from, Import { bytes, arena: None });
         let path = self.doors.get(&from.0).cloned().unwrap_or_default();
         self.asker.ask((from, bytes), Site::File(path), from.1);
     }
@@ -219,7 +224,7 @@ impl<D: Device> Node<D> {
         descriptor: std::io::Result<OwnedFd>,
     ) {
         // The peer was closed meanwhile.
-        if !matches!(self.imports.get(&from), Some(Import::Asked)) {
+        if !self.imports.get(&from).is_some_and(|it| it.bytes == bytes && it.arena.is_none()) {
             return;
         }
         self.moved.insert(from.0, Instant::now());
@@ -236,7 +241,7 @@ impl<D: Device> Node<D> {
         match arena {
             Ok(arena) => {
                 let arena = Arc::new(arena);
-                self.imports.insert(from, Import::Here(Arc::clone(&arena)));
+                self.imports.insert(from, Import { bytes, arena: Some(Arc::clone(&arena)) });
                 for (id, slip) in waiting {
                     self.copy(id, slip, Arc::clone(&arena));
                 }

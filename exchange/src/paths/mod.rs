@@ -194,12 +194,16 @@ impl Paths {
             }
             Answer::Arena => self.begin_waiting(),
             Answer::Shut(peer, why) => {
+                // Where the link broke, that is the reason, and its event follows.
+                let is_linked = self.tcp.is_opening(peer);
                 self.tcp.close(peer);
                 self.end_all(peer, &PullError::PeerFailed);
                 let error = format!(
                     "{why}; run both on one machine, or without requiring shared memory (--exchange auto)"
                 );
-                self.events.push(Event::Closed { peer, error });
+                if is_linked {
+                    self.events.push(Event::Closed { peer, error });
+                }
             }
         }
     }

@@ -37,6 +37,8 @@ pub(super) struct Shared {
     pub(super) turn_bytes: u64,
     /// Whether it was logged that the board is full.
     said_full: bool,
+    /// Whether it was logged that an arena cannot be shown, and none could be since.
+    said_unshown: bool,
 }
 
 impl Shared {
@@ -57,6 +59,7 @@ impl Shared {
             waiting: Vec::new(),
             turn_bytes: TURN_BYTES,
             said_full: false,
+            said_unshown: false,
         })
     }
 
@@ -69,9 +72,13 @@ impl Shared {
                 Ok(descriptor) => {
                     self.door.show(self.offer.arena(arena.number), descriptor);
                     self.shown.insert(arena.number);
+                    self.said_unshown = false;
                 }
                 Err(error) => {
-                    return tracing::warn!(%error, "an arena cannot be shown: its rows go over links");
+                    if !std::mem::replace(&mut self.said_unshown, true) {
+                        tracing::warn!(%error, "an arena cannot be shown: its rows go over links");
+                    }
+                    return;
                 }
             }
         }

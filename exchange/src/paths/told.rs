@@ -41,9 +41,11 @@ impl Paths {
         if self.path(peer) != Path::Tcp {
             return None;
         }
-        match &self.remote {
+        // A peer of another machine has no reason of this kind.
+        let shared = self.sharing.as_ref().and_then(|it| it.ways.why_shut(peer));
+        shared.or_else(|| match &self.remote {
             Some(remote) => remote.why_shut(peer),
             None => Some(&self.no_ucx),
-        }
+        })
     }
 }

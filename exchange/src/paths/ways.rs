@@ -57,10 +57,11 @@ enum Said {
     Shut,
 }
 
+/// A way that is shut keeps the reason where it should have worked.
 enum Stage {
     Asked,
     Open { offer: Offer, board: Reading, arenas: BTreeMap<u64, Option<Arc<Foreign>>> },
-    Shut { again: Instant },
+    Shut { again: Instant, why: Option<String> },
 }
 
 /// A request to a peer's door.
@@ -179,7 +180,8 @@ impl Ways {
                 }
                 way.said = Some(Said::Shut);
             }
-            way.stage = Stage::Shut { again: now + way.rest };
+            let why = Some(why.clone()).filter(|_| is_odd);
+            way.stage = Stage::Shut { again: now + way.rest, why };
             way.rest = (2 * way.rest).min(LONGEST_REST);
         }
         Answer::Shut(peer, why)
@@ -187,7 +189,7 @@ impl Ways {
 
     /// Whether a way that is shut has rested long enough.
     pub(super) fn is_to_be_tried(&self, peer: PeerId, now: Instant) -> bool {
-        let again = |it: &Way| matches!(it.stage, Stage::Shut { again } if again <= now);
+        let again = |it: &Way| matches!(it.stage, Stage::Shut { again, .. } if again <= now);
         self.peers.get(&peer).is_some_and(again)
     }
 
@@ -244,6 +246,14 @@ impl Ways {
             Some(Stage::Asked) => Path::Asked,
             Some(Stage::Open { .. }) => Path::Shared,
             Some(Stage::Shut { .. }) | None => Path::Tcp,
+        }
+    }
+
+    /// Why the way to a peer is shut, where it should have worked.
+    pub(super) fn why_shut(&self, peer: PeerId) -> Option<&str> {
+        match &self.peers.get(&peer)?.stage {
+            Stage::Shut { why, .. } => why.as_deref(),
+            Stage::Asked | Stage::Open { .. } => None,
         }
     }
 

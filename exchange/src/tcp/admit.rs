@@ -15,7 +15,7 @@ use super::door::Stranger;
 use super::greeting::{GreetingError, Verdict};
 use super::incoming::Incoming;
 use super::run::nonce;
-use super::socket::{self, LinkError};
+use super::socket::{self, LinkError, Silence};
 use super::stream::Stream;
 use crate::peer::PeerId;
 use crate::provider::Event;
@@ -41,18 +41,23 @@ impl Tcp {
             }
             let (stream, address) = match self.listener.accept() {
                 Ok(stranger) => stranger,
-                Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                    self.said_deaf = false;
+                    return;
+                }
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
                 Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => continue,
                 Err(error) => {
-                    tracing::warn!(%error, "cannot accept links: raise the limit of open files");
+                    if !std::mem::replace(&mut self.said_deaf, true) {
+                        tracing::warn!(%error, "cannot accept links: raise the limit of open files");
+                    }
                     // A descriptor may be free again as soon as a stranger is turned away.
                     drop(self.strangers.drop_silent());
                     return self.rest_ears(DEAF);
                 }
             };
             let (token, now) = (self.new_token(), self.clock.now());
-            let ready = socket::prepare(&stream, self.limits.silence)
+            let ready = socket::prepare(&stream, Silence::OfProcess(self.limits.silence))
                 .and_then(|()| self.watch(&stream, token));
             match ready {
                 Ok(()) => {

@@ -14,7 +14,7 @@ use rustix::event::epoll::{self, EventData, EventFlags};
 use super::Tcp;
 use super::greeting::GreetingError;
 use super::outgoing::Outgoing;
-use super::socket::{self, LinkError};
+use super::socket::{self, LinkError, Silence};
 use super::stream::Stream;
 use crate::peer::PeerId;
 
@@ -42,8 +42,8 @@ impl Tcp {
     }
 
     fn open_stream(&self, target: SocketAddr, token: u64) -> io::Result<Stream> {
-        let stream =
-            Stream::opener(socket::dial(target, self.limits.silence)?, self.identity.tls.as_ref());
+        let stream = socket::dial(target, Silence::OfProcess(self.limits.silence))?;
+        let stream = Stream::opener(stream, self.identity.tls.as_ref());
         let flags = EventFlags::IN | EventFlags::OUT;
         epoll::add(&self.epoll, &stream, EventData::new_u64(token), flags)?;
         Ok(stream)

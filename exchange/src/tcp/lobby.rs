@@ -9,10 +9,12 @@
 //! ```
 //!
 //! Who has said a hello of this protocol is more likely to be a peer than who has said nothing: each has places of its own, so that
-//! silence, noise and cut greetings take none from real peers. Of too many, the oldest of the source that has most goes.
+//! silence, noise and cut greetings take none from real peers. Of too many, the oldest of the source that has most goes; of sources
+//! that have as many, the oldest of all.
 //!
 //! Invariant: never more than the places of either; tokens rise with the time at which strangers came.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
@@ -113,11 +115,10 @@ impl<T> Lobby<T> {
             .min()
     }
 
-    /// Removes a link that took too long.
-    pub(super) fn late(&mut self, now: Instant) -> Option<T> {
+    /// A link that has taken too long.
+    pub(super) fn late(&self, now: Instant) -> Option<u64> {
         let oldest = [Said::Nothing, Said::Hello].into_iter().filter_map(|it| self.oldest(it));
-        let (token, _) = { oldest }.find(|it| it.1 <= now)?;
-        self.leave(token)
+        { oldest }.find(|it| it.1 <= now).map(|it| it.0)
     }
 
     /// The oldest link in a stage, and the time at which it has taken too long.
@@ -161,9 +162,9 @@ impl Queue {
         }
     }
 
-    /// The oldest link of the address with the most links; of several such addresses, the last.
+    /// The oldest link of the address with the most links; of several such addresses, of the one that has the oldest.
     fn victim(&self) -> Option<u64> {
-        self.by_source.values().max_by_key(|it| it.len())?.first().copied()
+        self.by_source.values().max_by_key(|it| (it.len(), Reverse(it.first())))?.first().copied()
     }
 }
 
@@ -209,6 +210,16 @@ mod tests {
     }
 
     #[test]
+    fn of_sources_with_as_many_links_the_oldest_loses_its_place_and_not_who_just_came() {
+        let (mut lobby, now) = (Lobby::new(4, HELLO, GREETING), Instant::now());
+        for token in 1..5 {
+            assert_eq!(lobby.enter(token, token, source(token as u8), now), None);
+        }
+        assert_eq!(lobby.enter(9, 9, source(9), now), Some(1));
+        assert_eq!(lobby.enter(10, 10, source(0), now), Some(2));
+    }
+
+    #[test]
     fn a_crowd_of_peers_has_time_to_prove_itself() {
         let (mut lobby, now) = (Lobby::new(2, HELLO, GREETING), Instant::now());
         for token in 0..2 {
@@ -230,12 +241,14 @@ mod tests {
         lobby.greeted(0);
         assert_eq!(lobby.next_late(), Some(now + HELLO));
         assert_eq!(lobby.late((now + HELLO).checked_sub(Duration::from_nanos(1)).unwrap()), None);
-        assert_eq!(lobby.late(now + HELLO), Some('b'));
+        assert_eq!(lobby.late(now + HELLO), Some(1));
+        assert_eq!(lobby.leave(1), Some('b'));
         assert_eq!(lobby.late(now + HELLO), None);
         assert_eq!(
             (lobby.next_late(), lobby.late(now + GREETING)),
-            (Some(now + GREETING), Some('a'))
+            (Some(now + GREETING), Some(0))
         );
+        assert_eq!(lobby.leave(0), Some('a'));
         assert_eq!(lobby.next_late(), None);
     }
 }

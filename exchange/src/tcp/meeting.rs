@@ -8,14 +8,14 @@
 use std::fmt;
 use std::io;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use super::SILENCE;
 use super::door::Stranger;
 use super::greeting::{Identity, Purpose, Verdict};
 use super::opening::{Opened, Opening};
 use super::run::nonce;
-use super::socket::{self, LinkError};
+use super::socket::{self, LinkError, Silence};
 use super::stream::Stream;
 use super::tls::{Encryption, Tls};
 use crate::peer::PeerId;
@@ -24,6 +24,7 @@ use crate::peer::PeerId;
 #[derive(Clone)]
 pub struct Greeter {
     identity: Identity,
+    silence: Duration,
 }
 
 impl fmt::Debug for Greeter {
@@ -37,13 +38,22 @@ impl Greeter {
     /// Greets as `me`, with what only processes of the job know, for links of one purpose that are not encrypted; processes of
     /// another data version are turned away.
     pub fn new(purpose: Purpose, me: PeerId, secret: [u8; 32], data_version: u32) -> Self {
-        Self { identity: Identity { me, secret, data_version, purpose, tls: None } }
+        let identity = Identity { me, secret, data_version, purpose, tls: None };
+        Self { identity, silence: SILENCE }
     }
 
     /// As above, with or without encryption.
     #[must_use]
     pub fn with(mut self, encryption: Encryption) -> Self {
         self.identity.tls = Tls::of(encryption);
+        self
+    }
+
+    /// As above; the kernel closes a link whose machine answers nothing for `silence`, in whole
+    /// seconds. A peer whose process reads nothing keeps its link for any time.
+    #[must_use]
+    pub fn closing_after(mut self, silence: Duration) -> Self {
+        self.silence = silence;
         self
     }
 
@@ -67,7 +77,8 @@ impl Greeter {
     ///
     /// What the system refuses at once.
     pub fn dial(&self, peer: PeerId, address: SocketAddr) -> io::Result<Caller> {
-        let stream = Stream::opener(socket::dial(address, SILENCE)?, self.identity.tls.as_ref());
+        let stream = socket::dial(address, Silence::OfMachine(self.silence))?;
+        let stream = Stream::opener(stream, self.identity.tls.as_ref());
         Ok(Caller { stream, since: Instant::now(), opening: Opening::new(peer) })
     }
 }
@@ -124,7 +135,7 @@ impl Guest {
     ///
     /// The stream broke.
     pub fn new(greeter: &Greeter, stream: TcpStream, address: SocketAddr) -> io::Result<Self> {
-        socket::prepare(&stream, SILENCE)?;
+        socket::prepare(&stream, Silence::OfMachine(greeter.silence))?;
         let stream = Stream::acceptor(stream, greeter.identity.tls.as_ref());
         Ok(Self { stranger: Stranger::new(stream, address), since: Instant::now() })
     }

@@ -102,7 +102,8 @@ pub struct Limits {
     /// How many links may wait at the door that have said no hello, and as many that have not proved theirs. When there are more,
     /// the oldest one of the address that has most is closed.
     pub strangers: usize,
-    /// How long the machine of a peer may acknowledge nothing until the link is closed; in whole seconds where nothing is sent.
+    /// How long the machine of a peer may acknowledge nothing until the link is closed, in whole seconds where nothing is sent;
+    /// and how long a peer may read nothing while its buffers are full.
     pub silence: Duration,
 }
 
@@ -133,6 +134,8 @@ pub struct Tcp {
     clock: Clock,
     /// Until when nothing is accepted, because the process is out of descriptors.
     deaf_until: Option<Instant>,
+    /// Whether that was logged, and the queue of links was not empty since.
+    said_deaf: bool,
     epoll: OwnedFd,
     waker: Waker,
     /// Names links in the poll; never used twice.
@@ -210,6 +213,7 @@ impl Tcp {
             listener,
             clock,
             deaf_until: None,
+            said_deaf: false,
             epoll: epoll::create(epoll::CreateFlags::CLOEXEC)?,
             waker: Waker::new()?,
             next_token: run::FIRST_LINK,

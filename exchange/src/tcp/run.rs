@@ -253,8 +253,14 @@ impl Tcp {
 
     fn end_what_is_late(&mut self, now: Instant) {
         self.end_late_pulls(now);
-        while let Some(stranger) = self.strangers.late(now) {
-            self.turn_away(&stranger, &LinkError::Silent.to_string());
+        while let Some(token) = self.strangers.late(now) {
+            // What it has said already counts first: it may be this process that stood still.
+            self.serve_stranger(token);
+            if self.strangers.late(now) == Some(token)
+                && let Some(stranger) = self.strangers.leave(token)
+            {
+                self.turn_away(&stranger, &LinkError::Silent.to_string());
+            }
         }
         self.dial_again(now);
         let late = |it: &&(Instant, u64)| it.0 + self.limits.greeting <= now;

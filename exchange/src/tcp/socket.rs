@@ -35,10 +35,10 @@ pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
 }
 
 /// Begins to connect; the stream is writable as soon as that ended.
-pub(super) fn dial(address: SocketAddr, silence: Duration) -> io::Result<TcpStream> {
+pub(super) fn dial(address: SocketAddr, silence: Silence) -> io::Result<TcpStream> {
     let socket = open(address)?;
     socket.set_tcp_nodelay(true)?;
-    bound_silence(&socket, silence)?;
+    silence.bound(&socket)?;
     match socket.connect(&address.into()) {
         Err(error) if error.raw_os_error() == Some(Errno::INPROGRESS.raw_os_error()) => {}
         other => other?,
@@ -48,22 +48,38 @@ pub(super) fn dial(address: SocketAddr, silence: Duration) -> io::Result<TcpStre
 }
 
 /// Prepares a stream that was accepted.
-pub(super) fn prepare(stream: &TcpStream, silence: Duration) -> io::Result<()> {
+pub(super) fn prepare(stream: &TcpStream, silence: Silence) -> io::Result<()> {
     stream.set_nonblocking(true)?;
-    bound_silence(stream, silence)?;
+    silence.bound(stream)?;
     stream.set_nodelay(true)
 }
 
-/// Makes the kernel close a link if the other machine acknowledges nothing for `silence`, neither
-/// data nor keepalives. The machine of a stopped process still answers.
-fn bound_silence(socket: impl AsFd, silence: Duration) -> io::Result<()> {
-    let each = (silence / (QUESTIONS + 1)).max(Duration::from_secs(1));
-    sockopt::set_tcp_keepidle(&socket, each)?;
-    sockopt::set_tcp_keepintvl(&socket, each)?;
-    sockopt::set_tcp_keepcnt(&socket, QUESTIONS)?;
-    sockopt::set_socket_keepalive(&socket, true)?;
-    let millis = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
-    Ok(sockopt::set_tcp_user_timeout(&socket, millis)?)
+/// What makes the kernel close a link.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Silence {
+    /// The other machine answers no keepalive for so long while nothing is sent. What is sent and
+    /// not acknowledged ends the link after the system's own limit of tries, a quarter of an hour.
+    /// The machine of a process that reads nothing still answers.
+    OfMachine(Duration),
+    /// The other machine acknowledges neither data nor keepalives for so long, or its process reads
+    /// nothing while its buffers are full: the kernel counts that too (`TCP_USER_TIMEOUT`).
+    OfProcess(Duration),
+}
+
+impl Silence {
+    fn bound(self, socket: impl AsFd) -> io::Result<()> {
+        let (Self::OfMachine(silence) | Self::OfProcess(silence)) = self;
+        let each = (silence / (QUESTIONS + 1)).max(Duration::from_secs(1));
+        sockopt::set_tcp_keepidle(&socket, each)?;
+        sockopt::set_tcp_keepintvl(&socket, each)?;
+        sockopt::set_tcp_keepcnt(&socket, QUESTIONS)?;
+        sockopt::set_socket_keepalive(&socket, true)?;
+        if let Self::OfProcess(silence) = self {
+            let millis = u32::try_from(silence.as_millis()).unwrap_or(u32::MAX);
+            sockopt::set_tcp_user_timeout(&socket, millis)?;
+        }
+        Ok(())
+    }
 }
 
 fn open(address: SocketAddr) -> io::Result<Socket> {

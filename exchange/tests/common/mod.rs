@@ -261,7 +261,7 @@ pub(crate) fn hello(version: u32, from: PeerId, to: PeerId, nonce: u8) -> Vec<u8
     [&b"cadrex01"[..], &version.to_le_bytes(), &peer(from), &peer(to), &[0; 4], &nonce].concat()
 }
 
-fn proof(secret: &[u8; 32], side: &str, opener: &[u8], acceptor: &[u8]) -> [u8; 32] {
+pub(crate) fn proof(secret: &[u8; 32], side: &str, opener: &[u8], acceptor: &[u8]) -> [u8; 32] {
     let said = [format!("cadre exchange {side}").as_bytes(), opener, acceptor].concat();
     *blake3::keyed_hash(secret, &said).as_bytes()
 }
@@ -281,6 +281,13 @@ pub(crate) fn raw_open(node: &mut Node, me: PeerId) -> TcpStream {
 
 /// Accepts a link by raw bytes; the node has to be polled meanwhile.
 pub(crate) fn raw_accept(node: &mut Node, me: PeerId, listener: &TcpListener) -> TcpStream {
+    let stream = raw_welcome(node, me, listener);
+    until(&mut [node], |nodes| nodes[0].is_connected(me));
+    stream
+}
+
+/// As above, until the node has been let in, which it may not know yet.
+pub(crate) fn raw_welcome(node: &mut Node, me: PeerId, listener: &TcpListener) -> TcpStream {
     node.poll();
     let (mut stream, _) = listener.accept().expect("the node connects");
     let theirs = receive(node, &mut stream, 64);
@@ -289,7 +296,6 @@ pub(crate) fn raw_accept(node: &mut Node, me: PeerId, listener: &TcpListener) ->
     stream.write_all(&answer).expect("there is room");
     assert_eq!(receive(node, &mut stream, 32), proof(&SECRET, "opener", &theirs, &ours));
     stream.write_all(&[0; 8]).expect("there is room");
-    until(&mut [node], |nodes| nodes[0].is_connected(me));
     stream
 }
 

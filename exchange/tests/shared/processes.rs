@@ -94,6 +94,40 @@ fn a_reader_that_is_stopped_and_goes_on_over_reused_rows_counts_nothing() {
 
 #[test]
 #[ignore = "the child of other tests"]
+fn a_child_that_asks_for_an_arena() {
+    let mut reader = node(READER, Sharing::Required);
+    reader.tcp.connect(OWNER, &word());
+    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
+    say("has the board");
+    assert_eq!(word(), "ask");
+    let (pull, landing) = begin(&mut reader, KEY);
+    say("asks");
+    let came = landed(&mut [&mut reader], pull, landing);
+    let is_right = came.is_ok_and(|it| it == pattern(BYTES, 1));
+    say(&format!("{is_right} {:?} {:?}", reader.tcp.path(OWNER), reader.closed(OWNER)));
+}
+
+#[test]
+fn a_reader_that_is_stopped_while_it_asks_at_a_door_goes_on_asking() {
+    let mut owner = Told::start("processes::a_child_that_owns");
+    let address = owner.hear();
+    owner.tell("1");
+    assert_eq!(owner.hear(), "published");
+    let mut reader = Told::start("processes::a_child_that_asks_for_an_arena");
+    reader.tell(&address);
+    assert_eq!(reader.hear(), "has the board");
+    owner.stop();
+    reader.tell("ask");
+    assert_eq!(reader.hear(), "asks");
+    reader.until_a_thread_sleeps("arena");
+    reader.stop();
+    reader.go_on();
+    owner.go_on();
+    assert_eq!(reader.hear(), "true Shared None");
+}
+
+#[test]
+#[ignore = "the child of other tests"]
 fn a_child_that_has_no_descriptor_left() {
     let mut reader = node(READER, Sharing::Auto);
     reader.tcp.connect(OWNER, &word());

@@ -1,6 +1,7 @@
 //! Which path pulls take: shared memory where it can be had, tcp else, and what is said of it.
 
 use std::io::Read as _;
+use std::net::{Ipv4Addr, TcpListener};
 use std::os::linux::net::SocketAddrExt as _;
 use std::os::unix::net::{SocketAddr, UnixListener};
 use std::sync::Arc;
@@ -10,7 +11,7 @@ use cadre_exchange::{
     Buffer, Clock, Event, Path, PeerId, Provider, PullError, RegionKey, Sharing, TcpConfig, Traffic,
 };
 
-use crate::common::{KEY, Node, config, connect, pattern, until};
+use crate::common::{KEY, Node, config, connect, pattern, raw_welcome, until};
 use crate::pair::{
     BYTES, OWNER, READER, landed, node, only_rows_in_arenas, published_anew_in_the_middle, whole,
 };
@@ -66,6 +67,22 @@ fn a_peer_without_shared_memory_is_pulled_by_tcp_or_refused_by_name() {
     );
     assert_eq!(strict.result(pull), Some(Err(PullError::PeerFailed)), "and its pulls before");
     assert!(!strict.is_connected(OWNER));
+}
+
+#[test]
+fn a_link_that_breaks_before_an_offer_came_is_closed_once_and_for_that_reason() {
+    let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).expect("loopback");
+    let address = listener.local_addr().expect("it listens");
+    let mut reader = node(READER, Sharing::Required);
+    reader.tcp.connect(OWNER, &address.to_string());
+    drop(raw_welcome(&mut reader, OWNER, &listener));
+    until(&mut [&mut reader], |nodes| nodes[0].closed(OWNER).is_some());
+    reader.poll();
+    let closed = reader.events.iter().filter(|it| matches!(it, Event::Closed { .. }));
+    assert_eq!(closed.count(), 1, "{:?}", reader.events);
+    let why = reader.closed(OWNER).expect("just seen");
+    assert!(why.contains("closed the link") || why.contains("link broke"), "{why}");
+    assert!(!why.contains("--exchange"), "{why}");
 }
 
 #[test]

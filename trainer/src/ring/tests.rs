@@ -193,6 +193,29 @@ fn a_silent_trainer_is_late() {
 }
 
 #[test]
+fn a_trainer_that_comes_late_to_a_sum_finds_its_links() {
+    let silence = Duration::from_secs(1);
+    let (mut places, list) = places(3);
+    for place in &mut places {
+        place.greeter = greeter(place.greeter.me()).closing_after(silence);
+    }
+    let sums = together(3, |rank| {
+        let mut ring = places[rank].meet(&list, SOON, SOON).unwrap();
+        // More than trainer 2 has room for while it reads nothing.
+        let mut values = vec![1.0; 300_000];
+        if rank == 2 {
+            // As busy as its main thread may be, unless its link goes meanwhile.
+            let links = ring.links.as_ref().unwrap();
+            ready(&mut [PollFd::new(&links.previous, PollFlags::RDHUP)], 3 * silence).unwrap();
+        }
+        ring.all_reduce(&mut values).map(|()| values)
+    });
+    for sum in sums {
+        assert!(sum.unwrap().iter().all(|it| *it as u32 == 3));
+    }
+}
+
+#[test]
 fn another_vector_is_refused() {
     let errors = ring(2, SOON, |rank, mut ring| {
         ring.all_reduce(&mut vec![0.0; rank + 1]).unwrap_err().to_string()

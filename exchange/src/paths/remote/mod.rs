@@ -63,8 +63,8 @@ pub(super) struct Remote {
     shown: BTreeSet<(u64, u32)>,
     /// Registered stretches of arenas that reads of this process may write, by arena and index.
     held: BTreeSet<(u64, u32)>,
-    /// After a failed registration: when the next one is tried, and the pause after that.
-    resting: Option<(Instant, Duration)>,
+    /// After a failed registration: when the next one is tried, the pause after that, and why it failed.
+    resting: Option<(Instant, Duration, String)>,
     /// Why the newest landing could not be registered, so that its rows come by TCP. None where it could.
     unheld: Option<String>,
     longest_key: usize,
@@ -221,19 +221,25 @@ impl Remote {
     /// UCX.
     pub(super) fn hold(&mut self, tcp: &mut Tcp, landing: LandingId) -> bool {
         let Ok(memory) = tcp.landed(landing) else { return false };
-        let Some(part) = memory.part() else { return true };
+        let Some(part) = memory.part() else {
+            self.unheld = None;
+            return true;
+        };
         let new: Vec<_> = stretches(part, memory.len_bytes() as u64)
             .filter(|it| !self.held.contains(it))
             .filter_map(|it| Some((it, stretch(part, it)?)))
             .collect();
-        new.into_iter().all(|(place, stretch)| self.register(tcp, place, stretch, Use::Hold))
+        let is_held =
+            new.into_iter().all(|(place, stretch)| self.register(tcp, place, stretch, Use::Hold));
+        self.unheld = self.resting.as_ref().filter(|_| !is_held).map(|it| it.2.clone());
+        is_held
     }
 
     /// Registers a stretch and returns whether that succeeded. After a failure it pauses: a try costs time, and the usual reason,
     /// the limit of locked memory, holds for all stretches.
     fn register(&mut self, tcp: &mut Tcp, place: (u64, u32), stretch: Stretch, what: Use) -> bool {
         let now = tcp.now();
-        if self.resting.is_some_and(|it| now < it.0) {
+        if self.resting.as_ref().is_some_and(|it| now < it.0) {
             return false;
         }
         let done = match what {
@@ -243,20 +249,15 @@ impl Remote {
         match done {
             Ok(()) => {
                 self.resting = None;
-                if what == Use::Hold {
-                    self.unheld = None;
-                }
                 true
             }
             Err(why) => {
-                if what == Use::Hold {
-                    self.unheld = Some(format!("a landing cannot be registered: {why}"));
-                }
-                let rest = self.resting.map_or(FIRST_REST, |it| it.1);
+                let rest = self.resting.as_ref().map_or(FIRST_REST, |it| it.1);
                 if self.resting.is_none() {
                     tracing::warn!("rows in new memory go over tcp, not UCX: {why}");
                 }
-                self.resting = Some((now + rest, (2 * rest).min(LONGEST_REST)));
+                let why = format!("memory cannot be registered: {why}");
+                self.resting = Some((now + rest, (2 * rest).min(LONGEST_REST), why));
                 false
             }
         }
@@ -284,8 +285,7 @@ impl Remote {
     /// Acts as if memory could not be registered.
     #[cfg(test)]
     pub(super) fn rest_from(&mut self, now: Instant) {
-        self.resting = Some((now + LONGEST_REST, LONGEST_REST));
-        self.unheld = Some("a test says so".to_owned());
+        self.resting = Some((now + LONGEST_REST, LONGEST_REST, "a test says so".to_owned()));
     }
 
     /// Whether no peer was asked for its card.

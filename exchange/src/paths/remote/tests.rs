@@ -87,7 +87,7 @@ fn memory_that_cannot_be_shown_is_given_back_and_tried_after_a_rest_that_grows()
             owner.publish(RegionKey([region; 4]), Arc::new(pool.take(64)));
         }
         let remote = owner.remote.as_ref().unwrap();
-        (remote.net.memories()[0], remote.resting.map(|it| it.1.as_secs()))
+        (remote.net.memories()[0], remote.resting.as_ref().map(|it| it.1.as_secs()))
     };
     // One try doubles the rest that follows.
     assert_eq!(publish(&mut owner, 0), (1, Some(60)));

@@ -85,6 +85,20 @@ fn lose_shared_memory(reader: &mut Paths) {
 }
 
 #[test]
+fn where_shared_memory_failed_that_is_why_rows_come_by_tcp() {
+    let (Some(mut owner), Some(mut reader)) = (open(OWNER), open(READER)) else { return };
+    reader.remote = None;
+    reader.connect(OWNER, &owner.address());
+    until_path(&mut reader, &mut owner, Path::Shared);
+    let now = reader.tcp.now();
+    let ways = &mut reader.sharing.as_mut().unwrap().ways;
+    let answer = ways.shut(OWNER, "no descriptor is left".to_owned(), true, now);
+    reader.take_answer(answer);
+    assert_eq!(reader.path(OWNER), Path::Tcp);
+    assert_eq!(reader.why_tcp(OWNER), Some("no descriptor is left"));
+}
+
+#[test]
 fn rows_are_held_for_network_cards_only_when_a_peer_has_no_shared_memory() {
     let (Some(mut owner), Some(mut reader)) = (open(OWNER), open(READER)) else { return };
     let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
@@ -188,4 +202,8 @@ fn a_landing_that_cannot_be_registered_is_filled_over_the_link_and_the_way_stays
     assert_eq!(reader.why_tcp(OWNER), Some("a test says so"));
     let own = Traffic { ucx_bytes: BYTES as u64, ..Traffic::default() };
     assert_eq!(fetch(&mut reader, &mut owner), own, "memory in no arena is left to UCX");
+    assert_eq!((reader.path(OWNER), reader.why_tcp(OWNER)), (Path::Ucx, None), "and told");
+    // The rest after the failure is not over.
+    assert_eq!(fetch_into(&mut reader, &mut owner, landing, 0), by_tcp);
+    assert_eq!(reader.path(OWNER), Path::Tcp);
 }
