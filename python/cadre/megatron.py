@@ -54,6 +54,12 @@ def check(config: TransformerConfig) -> None:
         ("softmax_type", "vanilla"),
         ("window_size", None),
         ("multi_latent_attention", False),
+        # Rows of a document on as many ranks as its length asks for.
+        ("hybrid_context_parallel", False),
+        ("dynamic_context_parallel", False),
+        # A `BasePackingScheduler` of versions after 0.16: it draws and packs the documents of an update within the
+        # training step, too late to announce them. `cadre.batches` announces what a loader has packed.
+        ("sequence_packing_scheduler", None),
     ):
         if (value := getattr(config, name, usual)) != usual:
             raise NotImplementedError(f"{name} is {value}: it is not there yet; set it to {usual}")

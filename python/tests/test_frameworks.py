@@ -110,8 +110,12 @@ class Frameworks(RealProcesses):
             ("attention_dropout", 0.1),
             ("softmax_type", "learnable"),
             ("window_size", (4, 0)),
+            ("hybrid_context_parallel", True),
+            # Of later versions.
+            ("dynamic_context_parallel", True),
+            ("sequence_packing_scheduler", "dp_balanced"),
         ):
-            changed = mock.patch.object(config, name, value)
+            changed = mock.patch.object(config, name, value, create=True)
             with changed, self.assertRaisesRegex(NotImplementedError, f"{name} is .*set it to"):
                 make(config, 1, kind, "self")
         with self.assertRaisesRegex(NotImplementedError, "attention_type is cross"):
