@@ -337,9 +337,11 @@ def stretches_of(layout: Layout, rank: int, ranks: int) -> list[Stretch]:
 def check_ends(**ends: torch.Tensor | None) -> None:
     """Ends of documents are read when a call is made: where they lie on a GPU it waits for that."""
     for name, it in ends.items():
-        if it is not None and not isinstance(it, torch.Tensor):
+        if it is None or (type(it) is torch.Tensor and it.is_cpu):
+            continue
+        if not isinstance(it, torch.Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
-        if it is not None and it.device.type not in ("cpu", "cuda"):
+        if it.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(f"{name} is on {it.device}; give it on the CPU")
 
 
