@@ -104,7 +104,7 @@ def _forward(
     layer: Tensor | None,
 ) -> tuple[Tensor, Tensor, int]:
     pool = _job.pooled()
-    if not (len(q) or len(k) or len(v)) and (pool is None or pool[1].may_be_empty()):
+    if not (q.shape[0] or k.shape[0] or v.shape[0]) and (pool is None or pool[1].may_be_empty()):
         # The rank has no documents of the micro-batch, and its model is called all the same.
         return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), _LOCAL_TICKET
     lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
@@ -160,8 +160,9 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
         if _job.watched() is None:
             _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
-    qkv = tuple(_as(it, wire) for it in (q, k, v))
-    o, lse = torch.empty_like(qkv[0], dtype=torch.float32), q.new_empty(q.shape[:2], dtype=torch.float32)
+    qkv = (_as(q, wire), _as(k, wire), _as(v, wire))
+    o = torch.empty_like(qkv[0], dtype=torch.float32)
+    lse = o.new_empty(o.shape[:2])
     _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
 
@@ -178,7 +179,7 @@ def _backward(
     cu_seqlens: Tensor | None,
     kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    if not len(q):
+    if not q.shape[0]:
         return tuple(_place.room(it.shape, it) for it in (q, k, v))
     if (number := int(ticket)) >= 0:
         job = _job.current()
@@ -221,7 +222,7 @@ def _backward_here(
         return _place.backward(behind, kind, lengths, (q, k, v), (o, lse, dout, dlse))
     if q.is_cuda:
         return _place.on_host(_backward_here, kind, lengths, q, k, v, o, lse, dout, dlse)
-    qkv = tuple(_as(it, wire) for it in (q, k, v))
+    qkv = (_as(q, wire), _as(k, wire), _as(v, wire))
     wide_dout = _as(dout, wide)
     on_wire = wide_dout if wire == wide else _as(dout, wire)
     given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
@@ -302,11 +303,14 @@ class _Direct(torch.autograd.Function):
         return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
 
 
-def _is_plain(*rows: Tensor) -> bool:
+_PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nobody looks on who would have to see an operator: a mode, such as that of selective checkpoints, a
     transform of functions, a class of tensors."""
     watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
-    return not watched and all(type(it) in (Tensor, torch.nn.Parameter) for it in rows)
+    return not watched and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
 def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, ...]:

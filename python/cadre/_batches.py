@@ -24,10 +24,12 @@ class Batches(Generic[Batch]):
     ) -> None:
         self._loader, self._layout, self._accumulate, self._turns = loader, layout, accumulate, turns
         self._iterator: Iterator[Batch] | None = None
-        self._count = 0
-        # Batches of the current update and of the one held back, each with the loader's state after it.
+        self._is_first, self._count = True, 0
+        # Batches that are left of the current update, of the next one, and of the one behind it, each with the loader's
+        # state after it. They stay here until a step has begun with them, whatever exception comes before.
         self._left: deque[tuple[Batch, Any]] = deque()
         self._held: list[tuple[Batch, Any]] = []
+        self._after: list[tuple[Batch, Any]] = []
         self._state: Any = None
 
     def __iter__(self) -> "Batches[Batch]":
@@ -66,33 +68,34 @@ class Batches(Generic[Batch]):
         self._state = state
 
     def _begin(self, job: _job.Job) -> None:
-        """Begins the next step and announces the one after it; `StopIteration` where the loader or the job ends."""
+        """Begins the next step and announces the one after it; `StopIteration` where the loader or the job ends. Called
+        again after an exception it loses no batch."""
         if job.ended:
             raise StopIteration
-        is_first = self._iterator is None
-        if is_first:
-            self._iterator = iter(self._loader)
-            self._held = self._draw() if job.next < job.steps else []
-        update, self._held = self._held, []
+        if self._iterator is None:
+            self._iterator, self._is_first = iter(self._loader), True
         if job.next < job.steps:
-            if not update:
+            if self._is_first:
+                self._draw(self._held)
+            if not self._held:
                 # The next loop is the next epoch.
                 self._iterator = None
                 raise StopIteration
-            job.epochs.step(job.next, is_first=is_first)
+            job.epochs.step(job.next, is_first=self._is_first)
+            self._is_first = False
             if job.next + 1 < job.steps:
-                self._held = self._draw()
-        layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (update, self._held))
+                self._draw(self._after)
+        layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (self._held, self._after))
         if not job.begin(layouts, after or None, self._turns):
             raise StopIteration
-        self._left.extend(update)
-        self._count = len(update)
+        self._left.extend(self._held)
+        self._count = len(self._held)
+        self._held, self._after = self._after, []
 
-    def _draw(self) -> list[tuple[Batch, Any]]:
-        """Draws an update; at the end of the loader, the batches that are left."""
+    def _draw(self, drawn: list[tuple[Batch, Any]]) -> list[tuple[Batch, Any]]:
+        """Draws an update, or what it lacks; at the end of the loader, the batches that are left."""
         stated = hasattr(self._loader, "state_dict")
-        drawn = []
-        for _ in range(self._accumulate):
+        while len(drawn) < self._accumulate:
             try:
                 batch = next(self._iterator)
             except StopIteration:

@@ -235,7 +235,7 @@ class Checked(Batches):
     def _drawn(self) -> list[Any]:
         if self._iterator is None:
             self._iterator = iter(self._loader)
-        return [batch for batch, _ in self._draw()]
+        return [batch for batch, _ in self._draw([])]
 
 
 def told_layout(layout: Layout) -> list[int] | list[Stretch]:

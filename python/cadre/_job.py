@@ -224,6 +224,8 @@ class Job:
 
 _JOB: Job | None = None
 _WATCHED: list[bool] | None = None
+# Looked up once: each call of attention asks.
+_IS_CHECKED = "CADRE_CHECK" in os.environ
 
 
 # A rank of a launcher such as torchrun, which exits with a code of its own. What this process starts is no rank.
@@ -341,7 +343,7 @@ def init(
 
 def check() -> Any:
     """The check that tries this job, if `cadre check` started it."""
-    if "CADRE_CHECK" not in os.environ:
+    if not _IS_CHECKED:
         return None
     from . import _check
 

@@ -123,6 +123,7 @@ class Shape:
         """Reads the configuration of a model of transformers."""
         if isinstance(model, cls):
             return model
+        model = inside(model)
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "num_attention_heads"):
             raise TypeError(
@@ -215,6 +216,15 @@ def rows_of(model: Any, dtype: torch.dtype | None) -> torch.dtype | None:
     return dtype if dtype in _ROWS else None
 
 
+def inside(model: Any) -> Any:
+    """The model of transformers inside of wrappers that do not show its configuration, such as DDP's."""
+    while isinstance(model, torch.nn.Module) and not hasattr(model, "config"):
+        if not isinstance(below := getattr(model, "module", None), torch.nn.Module):
+            break
+        model = below
+    return model
+
+
 def is_partly_frozen(model: Any) -> bool:
     """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
     return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
@@ -223,6 +233,7 @@ def is_partly_frozen(model: Any) -> bool:
 def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
     """How many first layers have no backward, as a forward of two tokens shows: adapters and hooks decide it too.
     `watched` gets whether Q, K or V of each call has a gradient."""
+    model = inside(model)
     if any(it.is_meta for it in model.parameters()):
         raise NotImplementedError(
             "init: the model is on the meta device and partly frozen; call init when it has its weights"
@@ -255,6 +266,7 @@ def _device_of_tokens(model: torch.nn.Module) -> torch.device:
 def name_layers(model: Any) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
+    model = inside(model)
     if hasattr(getattr(model, "config", None), "num_hidden_layers"):
         for at, it in enumerate(_attention_modules(model, _with_attention(model))):
             it.cadre_layer = torch.tensor(at, device="cpu")
@@ -325,9 +337,11 @@ def stretches_of(layout: Layout, rank: int, ranks: int) -> list[Stretch]:
 def check_ends(**ends: torch.Tensor | None) -> None:
     """Ends of documents are read when a call is made: where they lie on a GPU it waits for that."""
     for name, it in ends.items():
-        if it is not None and not isinstance(it, torch.Tensor):
+        if it is None or (type(it) is torch.Tensor and it.is_cpu):
+            continue
+        if not isinstance(it, torch.Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of integers, as FlashAttention's")
-        if it is not None and it.device.type not in ("cpu", "cuda"):
+        if it.device.type not in ("cpu", "cuda"):
             raise NotImplementedError(f"{name} is on {it.device}; give it on the CPU")
 
 

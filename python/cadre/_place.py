@@ -31,15 +31,16 @@ def lent(tensor: Tensor) -> Behind | None:
 
 
 def rows(tensor: Tensor) -> Tensor:
-    """Its rows as a session reads them: the elements of a row side by side."""
-    if tensor.stride(-1) == 1 and tensor.stride(-2) == tensor.shape[-1] and tensor.stride(0) >= tensor[0].numel():
+    """Its rows as a session reads them, `[rows, heads, dim]`: the elements of a row side by side."""
+    if tensor.is_contiguous():
         return tensor
-    return tensor.contiguous()
+    (row, head, element), (_, heads, dim) = tensor.stride(), tensor.shape
+    return tensor if element == 1 and head == dim and row >= heads * dim else tensor.contiguous()
 
 
 def room(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """With any numbers, where `beside` is, of its type if no other is said."""
-    return torch.empty(shape, dtype=dtype or beside.dtype, device=beside.device)
+    return beside.new_empty(shape) if dtype is None else beside.new_empty(shape, dtype=dtype)
 
 
 def on_host(call: Callable, kind: str, lengths: list[int], *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -107,8 +108,21 @@ def backward(
     return tuple(it.to(qkv[0].dtype) for it in results)
 
 
+def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether rows are plainly such as nothing is to be cast or refused of: to look at each would take longer."""
+    return (
+        (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor)
+        and (q.is_cpu and k.is_cpu and v.is_cpu)
+        and q.dim() == k.dim() == v.dim() == 3
+        and (q.dtype in _TYPES and q.dtype == k.dtype == v.dtype)
+        and not (torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0)
+    )
+
+
 def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of the types, dimensions and devices that are there, cast where autocast says so; others are refused."""
+    if _is_usual(q, k, v):
+        return q, k, v
     for name, it in (("q", q), ("k", k), ("v", v)):
         if not isinstance(it, Tensor):
             raise TypeError(f"{name} is a {type(it).__name__}; give a tensor of [rows, heads, dim]")

@@ -56,7 +56,8 @@ def _heads(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> It
 
 
 def forward(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    o, lse = torch.empty_like(q), torch.empty(q.shape[:2], dtype=torch.float32, device=q.device)
+    # As the operators' fakes have it, whatever the rows' distances are.
+    o, lse = q.new_empty(q.shape), q.new_empty(q.shape[:2], dtype=torch.float32)
     for rows, heads, _, it in _heads(kind, lengths, q, k, v):
         o[rows, heads] = (it.p @ it.v).transpose(0, 1).to(o.dtype)
         lse[rows, heads] = it.lse.T
@@ -66,7 +67,7 @@ def forward(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> t
 def backward(
     kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor], dout: Tensor, dlse: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    dq, dk, dv = (torch.empty_like(it) for it in qkv)
+    dq, dk, dv = (it.new_empty(it.shape) for it in qkv)
     for rows, heads, kv, it in _heads(kind, lengths, *qkv):
         of_q, of_k, of_v = it.gradients(dout[rows, heads], dlse[rows, heads])
         dq[rows, heads], dk[rows, kv], dv[rows, kv] = of_q.to(dq.dtype), of_k.to(dk.dtype), of_v.to(dv.dtype)

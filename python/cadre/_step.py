@@ -33,6 +33,8 @@ class Step:
     ) -> None:
         self.rank, self.number = where
         self.shape, self.layouts, self.pooled = shape, layouts, pooled
+        # Each call asks for them.
+        self._lengths = [[it.end - it.start for it in layout] for layout in layouts]
         self.order = order or order_of(None, len(layouts))
         self.in_flight = self.order != order_of(None, len(layouts))
         """Whether a micro-batch goes forward before the backward of the one before."""
@@ -82,11 +84,11 @@ class Step:
 
     def lengths(self, at: int | None = None) -> list[int]:
         """Rows of each stretch of a micro-batch, by default of the current one."""
-        return [it.end - it.start for it in self.layouts[self.at if at is None else at]]
+        return self._lengths[self.at if at is None else at]
 
     def rows(self) -> int:
         """Rows of this rank in all micro-batches."""
-        return sum(it.end - it.start for layout in self.layouts for it in layout)
+        return sum(map(sum, self._lengths))
 
     def where(self, at: int | None = None) -> str:
         told = f"rank {self.rank}, step {self.number}"

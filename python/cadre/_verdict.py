@@ -223,21 +223,25 @@ def gradients(expected: Made, results: list[Made], notes: list[str]) -> str | No
     at = [it for it, value in enumerate(expected.gradients) if value is not None]
     if any([it for it, value in enumerate(of) if value is not None] != at for of in own):
         return "one rank has gradients of other parameters"
+    if not at:
+        return "no parameter has a gradient when the optimizer makes its step; look at where zero_grad is called"
 
     def dot(one: list, other: list) -> float:
         return sum(float(one[it].double().flatten() @ other[it].double().flatten()) for it in at)
 
+    whole = dot(expected.gradients, expected.gradients) ** 0.5
+    if not whole:
+        return "all gradients are zero, and those of one rank are not" if any(dot(it, it) for it in own) else None
     gram = torch.tensor([[dot(one, other) for other in own] for one in own], dtype=torch.float64)
     right = torch.tensor([dot(it, expected.gradients) for it in own], dtype=torch.float64)
     shares = torch.linalg.lstsq(gram, right[:, None], driver="gelsd").solution.flatten()
     errors = {}
-    whole = dot(expected.gradients, expected.gradients) ** 0.5
     for it in at:
         mixed = sum(share * of[it].double() for share, of in zip(shares, own, strict=True))
         errors[it] = float((mixed - expected.gradients[it].double()).norm())
     error = sum(it**2 for it in errors.values()) ** 0.5
     bound = _NEAR.get(expected.gradients[at[0]].dtype, 5e-2)
-    if not error <= bound * max(whole, 1e-30):
+    if not error <= bound * whole:
         worst = max(errors, key=errors.get)
         shape = tuple(expected.gradients[worst].shape)
         return f"gradients are {error / whole:.1e} off, most of all parameter {worst} of shape {shape}"

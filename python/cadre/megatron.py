@@ -54,6 +54,12 @@ def check(config: TransformerConfig) -> None:
         ("softmax_type", "vanilla"),
         ("window_size", None),
         ("multi_latent_attention", False),
+        # Rows of a document on as many ranks as its length asks for.
+        ("hybrid_context_parallel", False),
+        ("dynamic_context_parallel", False),
+        # A `BasePackingScheduler` of versions after 0.16: it draws and packs the documents of an update within the
+        # training step, too late to announce them. `cadre.batches` announces what a loader has packed.
+        ("sequence_packing_scheduler", None),
     ):
         if (value := getattr(config, name, usual)) != usual:
             raise NotImplementedError(f"{name} is {value}: it is not there yet; set it to {usual}")
@@ -68,10 +74,12 @@ _AT_ONCE = 1024
 def _check_mask_once(mask: Tensor, rows: int, *, packed: bool) -> None:
     if torch.compiler.is_compiling():
         return _check_mask(mask, rows, packed=packed)
-    if not packed and any(it() is mask and changes == mask._version for it, changes in _RIGHT):
+    # Those of `torch.inference_mode` do not count their changes.
+    counts = not mask.is_inference()
+    if counts and not packed and any(it() is mask and changes == mask._version for it, changes in _RIGHT):
         return None
     _check_mask(mask, rows, packed=packed)
-    _RIGHT[:] = [(weakref.ref(mask), mask._version)]
+    _RIGHT[:] = [(weakref.ref(mask), mask._version)] if counts else []
     return None
 
 
@@ -128,16 +136,21 @@ class CoreAttention(nn.Module):
             raise NotImplementedError(f"attn_mask_type is {mask}: layers are causal, or have no mask, here")
         packed = query.dim() == 3
         rows, batch = query.shape[0], 1 if packed else query.shape[1]
-        ends = None
+        ends = ends_of_keys = None
         if packed:
             if packed_seq_params is None:
                 raise ValueError("packed rows without packed_seq_params; give their PackedSeqParams")
-            ends = packed_seq_params.cu_seqlens_q
+            ends, ends_of_keys = packed_seq_params.cu_seqlens_q, packed_seq_params.cu_seqlens_kv
+        elif packed_seq_params is not None and packed_seq_params.cu_seqlens_q is not None:
+            raise NotImplementedError(
+                f"packed_seq_params of qkv_format {packed_seq_params.qkv_format}: columns are whole documents here; "
+                "pack them in one row (thd)"
+            )
         elif batch > 1 or _job.running() is None or _local.under_local():
             ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
         if not packed:
             query, key, value = (it.transpose(0, 1).flatten(0, 1) for it in (query, key, value))
         how = {"mask": mask_of(causal=mask in _CAUSAL, window_size=(-1, -1)), "scale": self.scale}
-        o, _lse = attend(query, key, value, ends, ends, **how, layer=self.layer)
+        o, _lse = attend(query, key, value, ends, ends_of_keys, **how, layer=self.layer)
         o = o.flatten(1)
         return o if packed else o.unflatten(0, (batch, rows)).transpose(0, 1).contiguous()

@@ -15,6 +15,7 @@ use half::bf16;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
+use pyo3::types::PyTuple;
 
 use crate::refusal::refused;
 
@@ -77,23 +78,30 @@ impl Tensor {
         } else {
             return refuse(&format!("is {dtype}; use torch.float32 or torch.bfloat16"));
         };
-        let shape: Vec<usize> = tensor.getattr(intern!(py, "shape"))?.extract()?;
-        let strides: Vec<usize> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        let shape = numbers(&tensor.getattr(intern!(py, "shape"))?)?;
         let Some((&rows, inner)) = shape.split_first() else {
             return refuse("has no dimension; its first one is rows");
         };
-        let mut width = 1;
-        for (&size, &stride) in inner.iter().zip(&strides[1..]).rev() {
-            if size != 1 && stride != width {
-                return refuse(
-                    "does not have the elements of a row side by side; call contiguous()",
-                );
+        let width: usize = inner.iter().product();
+        let mut distance = width;
+        // Most are contiguous, and that question takes less time than that for all strides.
+        if !tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
+            let strides = numbers(&tensor.call_method0(intern!(py, "stride"))?)?;
+            let mut dense = 1;
+            for (&size, &stride) in inner.iter().zip(&strides[1..]).rev() {
+                if size != 1 && stride != dense {
+                    return refuse(
+                        "does not have the elements of a row side by side; call contiguous()",
+                    );
+                }
+                dense *= size;
             }
-            width *= size;
-        }
-        let distance = if rows > 1 { strides[0] } else { width };
-        if distance < width {
-            return refuse("has rows that overlap; call contiguous()");
+            if rows > 1 {
+                distance = strides[0];
+            }
+            if distance < width {
+                return refuse("has rows that overlap; call contiguous()");
+            }
         }
         let elements = if rows * width == 0 { 0 } else { (rows - 1) * distance + width };
         let address: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
@@ -308,6 +316,11 @@ pub(crate) fn check_apart(written: &[&Tensor], read: &[&Tensor]) -> PyResult<()>
         }
     }
     Ok(())
+}
+
+/// Numbers of a tuple of Python's.
+fn numbers(tuple: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
+    tuple.cast::<PyTuple>()?.iter_borrowed().map(|it| it.extract()).collect()
 }
 
 fn refuse<T>(name: &str, what: &str) -> PyResult<T> {

@@ -7,6 +7,10 @@ import sys
 import unittest
 from pathlib import Path
 
+import torch
+from cadre import _verdict
+from cadre._check import Made
+
 HERE = Path(__file__).resolve().parent
 EXAMPLES = HERE.parent.parent / "examples"
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
@@ -23,6 +27,20 @@ def started(planted: str, *options: str, program: str = sys.executable) -> subpr
 def check(script: list[str | Path], *options: str) -> subprocess.Popen:
     command = [PROGRAM, "check", "--json", *options, "--", *script]
     return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+class Verdicts(unittest.TestCase):
+    def test_gradients_that_are_missing_or_zero_are_found(self) -> None:
+        one, none, zero = (Made(gradients=[it]) for it in (torch.ones(2), None, torch.zeros(2)))
+        for expected, own, said in (
+            (none, none, "no parameter has a gradient when the optimizer makes its step"),
+            (zero, one, "all gradients are zero, and those of one rank are not"),
+            (none, one, "one rank has gradients of other parameters"),
+            (one, one, None),
+            (zero, zero, None),
+        ):
+            found = _verdict.gradients(expected, [own], [])
+            self.assertTrue(found is None if said is None else said in found, found)
 
 
 class Jobs(unittest.TestCase):

@@ -25,6 +25,7 @@ with warnings.catch_warnings():
     import pytorch_megatron
     import pytorch_torchtitan
     from megatron.core import parallel_state
+    from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.transformer.enums import AttnMaskType
     from pytorch_books import packed
     from pytorch_hybrid import documents
@@ -110,8 +111,12 @@ class Frameworks(RealProcesses):
             ("attention_dropout", 0.1),
             ("softmax_type", "learnable"),
             ("window_size", (4, 0)),
+            ("hybrid_context_parallel", True),
+            # Of later versions.
+            ("dynamic_context_parallel", True),
+            ("sequence_packing_scheduler", "dp_balanced"),
         ):
-            changed = mock.patch.object(config, name, value)
+            changed = mock.patch.object(config, name, value, create=True)
             with changed, self.assertRaisesRegex(NotImplementedError, f"{name} is .*set it to"):
                 make(config, 1, kind, "self")
         with self.assertRaisesRegex(NotImplementedError, "attention_type is cross"):
@@ -130,6 +135,13 @@ class Frameworks(RealProcesses):
             make(config, 1, AttnMaskType.padding_causal, "self")(q, q[:, :, :2], q[:, :, :2], causal[..., :1, :])
         with self.assertRaisesRegex(ValueError, "packed rows without packed_seq_params"):
             make(config, 1, kind, "self")(q[:, 0], q[:, 0, :2], q[:, 0, :2])
+        own, other = (torch.tensor(it, dtype=torch.int32) for it in ([0, 1, 4], [0, 2, 4]))
+        apart = PackedSeqParams(qkv_format="thd", cu_seqlens_q=own, cu_seqlens_kv=other)
+        with self.assertRaisesRegex(NotImplementedError, "cu_seqlens_q and cu_seqlens_k differ"):
+            make(config, 1, kind, "self")(q[:, 0], q[:, 0, :2], q[:, 0, :2], packed_seq_params=apart)
+        padded = PackedSeqParams(qkv_format="sbhd", cu_seqlens_q=own, cu_seqlens_kv=own)
+        with self.assertRaisesRegex(NotImplementedError, "packed_seq_params of qkv_format sbhd"):
+            make(config, 1, kind, "self")(q, q[:, :, :2], q[:, :, :2], packed_seq_params=padded)
 
     def test_a_mask_of_megatron_is_looked_at_once(self) -> None:
         config, q = pytorch_megatron.configuration(), torch.randn(4, 1, 4, 16)
@@ -142,6 +154,12 @@ class Frameworks(RealProcesses):
             layers[0](q, q[:, :, :2], q[:, :, :2], mask.clone())
             self.assertEqual(looks.call_count, 2)
             # Whose numbers change afterwards.
+            layers[0](q, q[:, :, :2], q[:, :, :2], mask)
+            mask[..., 3, 0] = True
+            with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):
+                layers[1](q, q[:, :, :2], q[:, :, :2], mask)
+        with torch.inference_mode():
+            mask = torch.ones(4, 4, dtype=torch.bool).triu(1)[None, None]
             layers[0](q, q[:, :, :2], q[:, :, :2], mask)
             mask[..., 3, 0] = True
             with self.assertRaisesRegex(RuntimeError, "attention_mask hides other keys"):

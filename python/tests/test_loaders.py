@@ -4,6 +4,7 @@ Each test begins with a process in which `init` was not called.
 """
 
 import unittest
+from typing import Any
 from unittest import mock
 
 import cadre
@@ -97,6 +98,46 @@ class Loaders(Alone):
             ],
         )
         self.assertTrue(_job.current().ended)
+
+    def test_an_exception_before_a_step_begins_loses_no_batch(self) -> None:
+        class Breaks(Loader):
+            """Each batch fails once before it comes."""
+
+            broken = -1
+
+            def __iter__(self):
+                return self
+
+            def __next__(self) -> int:
+                if self.drawn == self.count:
+                    raise StopIteration
+                if self.broken < self.drawn:
+                    self.broken = self.drawn
+                    raise OSError("the disk is away")
+                self.drawn += 1
+                return self.drawn - 1
+
+        def refused(layouts: Any, *more: Any) -> bool:
+            """As a step is whose former one lacks a backward; once a step."""
+            job = _job.current()
+            if job.next not in said:
+                said.append(job.next)
+                raise RuntimeError("0 backward phases were called")
+            return begin(job, layouts, *more)
+
+        self.join(steps=4)
+        seen, said, begin = [], [], _job.Job.begin
+        feed = self.batches(Breaks(5), accumulate=2)
+        with mock.patch.object(_job.current(), "begin", refused):
+            for _ in range(50):
+                try:
+                    seen.append((next(feed), _job.running().number, feed.micro_batches))
+                except (OSError, RuntimeError):
+                    continue
+                except StopIteration:
+                    break
+        self.assertEqual(seen, [(0, 0, 2), (1, 0, 2), (2, 1, 2), (3, 1, 2), (4, 2, 1)])
+        self.assertEqual(said, [0, 1, 2])
 
     def test_one_object_serves_epochs_and_says_how_many_batches_an_update_has(self) -> None:
         self.join(steps=4)

@@ -1,11 +1,12 @@
 """The operators without a job: computed in this process, by the kernels that servers run."""
 
 import unittest
+from unittest import mock
 
 import cadre
 import cadre.transformers
 import torch
-from cadre import _job, _layout, _native
+from cadre import _job, _layout, _native, _plain
 from test_transformers import llama
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -86,6 +87,12 @@ class Operators(unittest.TestCase):
             (*half, CU_SEQLENS, None, "full", None),
         ):
             torch.library.opcheck(torch.ops.cadre.attention.default, arguments)
+        # Plain attention, under `cadre check`.
+        check = mock.Mock(plain=True, spanning=lambda _: None)
+        check.attention = lambda kind, lengths, qkv: _plain.forward(kind, lengths, *qkv)
+        check.gradients = _plain.backward
+        with mock.patch.object(_job, "check", lambda: check):
+            torch.library.opcheck(torch.ops.cadre.attention.default, (apart, k, v, CU_SEQLENS, None, "causal", None))
 
     def test_a_compiled_model_has_no_break_and_the_same_bits(self) -> None:
         def model(q, k, v):

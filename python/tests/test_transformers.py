@@ -9,12 +9,14 @@ from unittest import mock
 
 import cadre.transformers
 import torch
+import torch.distributed as dist
 from cadre import Kind, Shape, _job
 from cadre._attention import attend
 from cadre._layout import name_layers
 from cadre._observe import layers_of
 from torch._dynamo.utils import counters
 from torch._subclasses import FakeTensorMode
+from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     BertConfig,
     BertModel,
@@ -219,6 +221,21 @@ class Frozen(unittest.TestCase):
 
 
 class Shapes(unittest.TestCase):
+    def test_a_model_that_ddp_wraps_is_looked_into(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        model = llama()
+        expected = Shape.of(model)
+        model.model.embed_tokens.requires_grad_(False)
+        for it in model.model.layers[0].parameters():
+            it.requires_grad_(False)
+        wrapped = DistributedDataParallel(model)
+        self.assertEqual(_job.with_frozen(wrapped, Shape.of(wrapped)), dataclasses.replace(expected, frozen=1))
+        name_layers(wrapped)
+        self.assertEqual([int(it.self_attn.cadre_layer) for it in model.model.layers], [0, 1])
+        with self.assertRaisesRegex(TypeError, "Linear has no configuration of transformers; give a cadre.Shape"):
+            Shape.of(DistributedDataParallel(torch.nn.Linear(1, 1)))
+
     def test_attention_modules_know_their_layer_unless_one_is_used_twice(self) -> None:
         model = llama()
         name_layers(model)
