@@ -51,22 +51,39 @@ fn servers_that_are_asked_to_end_in_the_middle_of_a_step_are_no_failovers() {
     }
 }
 
+/// How jobs of so many seeds end, with what `made` makes of each.
+fn each(seeds: u64, made: impl Fn(Job, &mut Random) -> (Job, Vec<(u64, Fault)>)) -> Vec<Outcome> {
+    let one = |seed| {
+        let mut random = Random::new(seed);
+        let job = Job::new(seed, &mut random, Rules::all());
+        let (job, list) = made(job, &mut random);
+        let over = list.iter().map(|it| it.0).max().unwrap_or(0);
+        let outcome = World::new(job, Faults { list, over }, random).run();
+        outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"))
+    };
+    (0..seeds).map(one).collect()
+}
+
+/// How many of them fail, each with one fault within the first quarter of a second.
+fn failed_of(seeds: u64, made: impl Fn(Job, &mut Random) -> (Job, u64, Fault)) -> usize {
+    let outcomes = each(seeds, |job, random| {
+        let (job, when, fault) = made(job, random);
+        (job, vec![(when, fault)])
+    });
+    outcomes.iter().filter(|it| it.failed).count()
+}
+
 /// The world says who ends too late.
 #[test]
 fn a_trainer_whose_conductor_died_ends_soon_when_it_is_asked_to() {
-    let mut ended = 0;
-    for seed in 0..20 {
-        let mut random = Random::new(seed);
-        let job = Job::new(seed, &mut random, Rules::all());
+    let outcomes = each(20, |job, random| {
         let job = Job { trainers: 2, steps: 4, moments: BTreeSet::new(), ..job };
         let died = random.within(SECOND / 100, SECOND / 2);
         let kill = Fault::Kill { who: vec![(Role::Trainer, 0)], silently: false };
         let asked = died + random.within(0, SECOND);
-        let list = vec![(died, kill), (asked, Fault::Terminate(1))];
-        let outcome = World::new(job, Faults { list, over: asked }, random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        ended += u32::from(outcome.failed);
-    }
+        (job, vec![(died, kill), (asked, Fault::Terminate(1))])
+    });
+    let ended = outcomes.iter().filter(|it| it.failed).count();
     assert!(ended > 10, "in {ended} of 20 jobs the conductor dies before the end");
 }
 
@@ -75,59 +92,44 @@ fn long_words(job: Job) -> Job {
     Job { trainers: 3, steps: 4, riding: 50, ..job }
 }
 
+/// A job of three trainers that compute in place, and no servers.
+fn all_in_place(job: Job) -> Job {
+    Job { trainers: 3, servers: 0, in_place: true, local: false, steps: 4, ..job }
+}
+
 /// As where long packets are lost: all processes hear each other, and a header, or the lengths for it, never come.
 #[test]
 fn a_word_that_cannot_be_pulled_ends_the_job_by_name() {
-    let mut ended = 0;
-    for seed in 0..20 {
-        let mut random = Random::new(seed);
-        let job = Job::new(seed, &mut random, Rules::all());
-        let job = long_words(job);
+    let ended = failed_of(20, |job, random| {
         let when = random.within(0, SECOND / 4);
         // The other way passes: it brings the reason why the job ends.
         let (one, other) = ((Role::Trainer, 0), (Role::Trainer, random.within(1, 2) as u16));
         let (from, to) = if random.chance(50) { (one, other) } else { (other, one) };
-        let dry = Fault::Dry(from, to, Pulled::Words);
-        let faults = Faults { list: vec![(when, dry)], over: when };
-        let outcome = World::new(job, faults, random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        ended += u32::from(outcome.failed);
-    }
+        (long_words(job), when, Fault::Dry(from, to, Pulled::Words))
+    });
     assert!(ended > 10, "in {ended} of 20 jobs a word is cut off before the end");
 }
 
 /// As where memory or a network is bad: nobody acts on a word that is not what its author has published.
 #[test]
 fn a_word_that_comes_damaged_ends_the_job_by_name() {
-    let mut ended = 0;
-    for seed in 0..40 {
-        let mut random = Random::new(seed);
-        let job = long_words(Job::new(seed, &mut random, Rules::all()));
+    let ended = failed_of(40, |job, random| {
         let when = random.within(0, SECOND / 4);
         let fault = Fault::Spoil((Role::Trainer, random.within(0, 2) as u16), random.within(0, 60));
-        let faults = Faults { list: vec![(when, fault)], over: when };
-        let outcome = World::new(job, faults, random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        ended += u32::from(outcome.failed);
-    }
+        (long_words(job), when, fault)
+    });
     assert!(ended > 20, "in {ended} of 40 jobs a word is pulled after that");
 }
 
 /// No server can be lost for it, and both reach the conductor.
 #[test]
 fn trainers_in_place_that_are_cut_off_from_each_other_end_the_job_by_their_names() {
-    let mut ended = 0;
-    for seed in 0..20 {
-        let mut random = Random::new(seed);
-        let job = Job::new(seed, &mut random, Rules::all());
-        let job = Job { trainers: 3, servers: 0, in_place: true, local: false, steps: 4, ..job };
+    let ended = failed_of(20, |job, random| {
         let when = random.within(0, SECOND / 4);
         let pair = ((Role::Trainer, 1), (Role::Trainer, 2));
         let cut = Fault::Cut(pair.0, pair.1, 1_000 * SECOND, random.chance(50));
-        let outcome = World::new(job, Faults { list: vec![(when, cut)], over: when }, random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        ended += u32::from(outcome.failed);
-    }
+        (all_in_place(job), when, cut)
+    });
     assert!(ended > 10, "in {ended} of 20 jobs they need rows of each other");
 }
 
@@ -150,51 +152,36 @@ fn a_server_whose_results_do_not_come_to_one_trainer_is_lost() {
 /// Nobody can be lost for it.
 #[test]
 fn trainers_in_place_whose_results_do_not_come_end_the_job_by_their_names() {
-    let mut ended = 0;
-    for seed in 0..20 {
-        let mut random = Random::new(seed);
-        let job = Job::new(seed, &mut random, Rules::all());
-        let job = Job { trainers: 3, servers: 0, in_place: true, local: false, steps: 4, ..job };
+    let ended = failed_of(20, |job, random| {
         let when = random.within(0, SECOND / 4);
         let ranks = *random.pick(&[(1, 2), (0, 1), (1, 0)]);
         let (from, to) = ((Role::Trainer, ranks.0), (Role::Trainer, ranks.1));
-        let list = vec![(when, Fault::Dry(from, to, Pulled::Results))];
-        let outcome = World::new(job, Faults { list, over: when }, random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        ended += u32::from(outcome.failed);
-    }
+        (all_in_place(job), when, Fault::Dry(from, to, Pulled::Results))
+    });
     assert!(ended > 10, "in {ended} of 20 jobs they need results of each other");
 }
 
 /// The thread that does IO comes a moment late to the plan, so that it learns of both at once.
 #[test]
 fn a_server_that_is_missed_as_a_header_is_planned_is_replaced() {
-    let mut all = 0;
-    for seed in 0..100 {
-        let mut random = Random::new(seed);
-        let job = Job::new(seed, &mut random, Rules::all()).waiting(&mut random);
+    let outcomes = each(100, |job, random| {
+        let job = job.waiting(random);
         let job = Job { trainers: 1, servers: 2, moments: BTreeSet::new(), tokens: 24, ..job };
         // Of the first header, or of the next one, while the step before it runs.
         let when = random.within(0, 1) * 3 * SECOND;
-        let list = vec![(when, Fault::Silent(random.within(0, 1) as u16))];
-        let outcome = World::new(job, Faults { list, over: when }, random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        assert!(outcome.lost <= 1 && !outcome.failed, "seed {seed}: {outcome:?}");
-        all += outcome.lost;
-    }
-    assert!(all > 80, "in {all} of 100 jobs a header was planned after that");
+        (job, vec![(when, Fault::Silent(random.within(0, 1) as u16))])
+    });
+    let fine = outcomes.iter().all(|it| it.lost <= 1 && !it.failed);
+    let all: usize = outcomes.iter().map(|it| it.lost).sum();
+    assert!(fine && all > 80, "in {all} of 100 jobs a header was planned after that: {outcomes:?}");
 }
 
 #[test]
 fn ranks_that_leave_early_and_seconds_apart_end_the_job_in_order() {
-    for seed in 0..20 {
-        let mut random = Random::new(seed);
-        let job = Job::new(seed, &mut random, Rules::all());
+    let outcomes = each(20, |job, random| {
         let quits = Some(random.within(1, 2));
         let (moments, stopped, reduces) = (BTreeSet::new(), false, true);
-        let job = Job { trainers: 3, steps: 4, quits, moments, stopped, reduces, ..job };
-        let outcome = World::new(job, Faults::default(), random).run();
-        let outcome = outcome.unwrap_or_else(|wrong| panic!("seed {seed}: {wrong}"));
-        assert!(!outcome.failed, "seed {seed}: {outcome:?}");
-    }
+        (Job { trainers: 3, steps: 4, quits, moments, stopped, reduces, ..job }, Vec::new())
+    });
+    assert!(outcomes.iter().all(|it| !it.failed), "{outcomes:?}");
 }
