@@ -12,6 +12,7 @@ use cadre_kernels::device::tables::Plain;
 use cadre_kernels::device::{Gpu, Lent, LentMut, Slice, SliceMut, Spread};
 use cadre_worker::session::{PerHead, PerHeadMut, Rows, RowsMut};
 use half::bf16;
+use pyo3::Borrowed;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
@@ -320,7 +321,7 @@ pub(crate) fn check_apart(written: &[&Tensor], read: &[&Tensor]) -> PyResult<()>
 
 /// Numbers of a tuple of Python's.
 fn numbers(tuple: &Bound<'_, PyAny>) -> PyResult<Vec<usize>> {
-    tuple.cast::<PyTuple>()?.iter_borrowed().map(|it| it.extract()).collect()
+    tuple.cast::<PyTuple>()?.iter_borrowed().map(Borrowed::extract).collect()
 }
 
 fn refuse<T>(name: &str, what: &str) -> PyResult<T> {
