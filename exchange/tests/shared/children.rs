@@ -65,21 +65,6 @@ impl Told {
         assert!(status.stopped(), "{status:?}");
     }
 
-    /// Waits until one of its threads of this name waits for something.
-    pub(crate) fn until_a_thread_sleeps(&self, name: &str) {
-        let threads = format!("/proc/{}/task", self.child.id());
-        let sleeps = |thread: &std::path::Path| {
-            let says = |file: &str, what: &str| {
-                std::fs::read_to_string(thread.join(file)).is_ok_and(|it| it.contains(what))
-            };
-            says("comm", name) && says("stat", ") S ")
-        };
-        let threads = || std::fs::read_dir(&threads).expect("our own child");
-        while !threads().any(|it| it.is_ok_and(|it| sleeps(&it.path()))) {
-            std::thread::yield_now();
-        }
-    }
-
     pub(crate) fn go_on(&self) {
         kill_process(self.pid(), Signal::CONT).expect("our own child");
     }

@@ -107,6 +107,21 @@ fn a_child_that_asks_for_an_arena() {
     say(&format!("{is_right} {:?} {:?}", reader.tcp.path(OWNER), reader.closed(OWNER)));
 }
 
+/// Waits until a thread of this name of a child waits for something.
+fn until_a_thread_sleeps(child: &Told, name: &str) {
+    let threads = format!("/proc/{}/task", child.child.id());
+    let sleeps = |thread: &std::path::Path| {
+        let says = |file: &str, what: &str| {
+            std::fs::read_to_string(thread.join(file)).is_ok_and(|it| it.contains(what))
+        };
+        says("comm", name) && says("stat", ") S ")
+    };
+    let threads = || std::fs::read_dir(&threads).expect("our own child");
+    while !threads().any(|it| it.is_ok_and(|it| sleeps(&it.path()))) {
+        std::thread::yield_now();
+    }
+}
+
 #[test]
 fn a_reader_that_is_stopped_while_it_asks_at_a_door_goes_on_asking() {
     let mut owner = Told::start("processes::a_child_that_owns");
@@ -119,7 +134,7 @@ fn a_reader_that_is_stopped_while_it_asks_at_a_door_goes_on_asking() {
     owner.stop();
     reader.tell("ask");
     assert_eq!(reader.hear(), "asks");
-    reader.until_a_thread_sleeps("arena");
+    until_a_thread_sleeps(&reader, "arena");
     reader.stop();
     reader.go_on();
     owner.go_on();
