@@ -192,19 +192,32 @@ fn best_of(
         is_better(asked, new, known) && (moves_less || lateness(asked, known) > 0)
     };
     let mut best: Option<Result<Plan, Error>> = None;
-    let mut try_as = |asked: &Problem| match (&best, make(asked)) {
-        (Some(Ok(known)), Ok(new)) if takes_over(asked, &new, known) => best = Some(Ok(new)),
-        (Some(Err(_)), Ok(new)) => best = Some(Ok(new)),
-        (None, made) => best = Some(made),
-        (Some(_), _) => {}
-    };
+    // Plans that were too late for a narrow tolerance, and gave way to one that may load its links more.
+    let mut late: Vec<Plan> = Vec::new();
     for tolerance in problem.tolerance.tried() {
         let asked = Problem { tolerance, ..problem.clone() };
-        try_as(&asked);
-        if is_known {
-            // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made too.
-            let unreachable = problem.links.unreachable.clone();
-            try_as(&Problem { links: Links { unreachable, ..Links::equal() }, ..asked });
+        // Minimizing bytes may leave slots uneven or one link busy. So a plan without prices is made too.
+        let unreachable = problem.links.unreachable.clone();
+        let blind = || Problem { links: Links { unreachable, ..Links::equal() }, ..asked.clone() };
+        let blind = is_known.then(blind);
+        for asked in [Some(&asked), blind.as_ref()].into_iter().flatten() {
+            match (&best, make(asked)) {
+                (Some(Ok(known)), Ok(new)) if takes_over(asked, &new, known) => {
+                    let is_late = lateness(asked, known) > 0;
+                    late.extend(best.replace(Ok(new)).and_then(Result::ok).filter(|_| is_late));
+                }
+                (Some(Err(_)), Ok(new)) => best = Some(Ok(new)),
+                (None, made) => best = Some(made),
+                (Some(_), _) => {}
+            }
+        }
+        // A wider tolerance allows it, and then it counts as if it had never been too late.
+        if let Some(Ok(known)) = &mut best {
+            for it in late.extract_if(.., |it| lateness(&asked, it) == 0) {
+                if !is_known && is_better(&asked, &it, known) {
+                    *known = it;
+                }
+            }
         }
     }
     best.unwrap_or(Err(Error::NoSlot))
