@@ -73,10 +73,13 @@ impl Hostile {
         let deaf = ["nothing heard", " dead;"].iter().any(|it| reason.contains(it))
             && self.speaks_for(PeerId::trainer(0, 0));
         let waits = reason.contains("has not said that step");
+        // It said so of itself, in words that are spoilt, or announced no rows.
+        let said = ["look where the main thread of its process is", "no rank has rows"];
         self.voices.iter().any(names)
             || reason.contains(LIE)
             || deaf
             || waits
+            || said.iter().any(|it| reason.contains(it))
             || reason.contains("announced it")
     }
 

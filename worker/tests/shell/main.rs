@@ -263,6 +263,8 @@ fn scenarios_that_once_went_wrong_go_well() {
         (Weather::Stormy, 274_540_338_697_545),
         // The conductor is stopped while it says how the job ends.
         (Weather::Stormy, 1_288_342_842_845_816),
+        // A device copies on and on for a pull that was given up, of results that never come.
+        (Weather::Stormy, 1_222_296_414_920_690),
     ] {
         let mut random = Random::new(seed);
         let job = Job::new(seed, &mut random, Rules::all());
