@@ -67,7 +67,8 @@ impl<'a> Training<'a> {
     async fn within(cluster: &'a Cluster, here: &'static str, release: Release) -> Result<Self> {
         cluster.namespace(here).await?;
         restricted(cluster, here)?;
-        let data = cluster.folder().join("documents");
+        // Others run meanwhile, and read theirs.
+        let data = cluster.folder().join(format!("documents-{here}"));
         fs::create_dir_all(&data).context("a folder for documents")?;
         for (file, words, times) in [("a", "in the beginning was ", 300), ("b", "the word ", 500)] {
             fs::write(data.join(file), words.repeat(times)).context("a document")?;
