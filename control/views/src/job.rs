@@ -42,7 +42,12 @@ pub(crate) struct Job {
     settles: Option<Duration>,
     /// Whether the cluster's facts have named its pods.
     pub(crate) seen: bool,
+    /// Whether its conductor has said that no step follows.
+    pub(crate) finished: bool,
+    /// Whether it is over: it has finished, or has no pods now.
     pub(crate) over: bool,
+    /// Whether it was over at any time.
+    pub(crate) has_ended: bool,
     /// When its conductor came.
     pub(crate) came: Option<Duration>,
     /// Why it has no servers, if that is known.
@@ -72,7 +77,9 @@ impl Job {
             adopted: None,
             settles: None,
             seen: false,
+            finished: false,
             over: false,
+            has_ended: false,
             came: None,
             unserved: None,
         }
@@ -87,6 +94,15 @@ impl Job {
                  from the same build"
             )
         })
+    }
+
+    /// Whether a trainer that comes is of another run under the same key: pods of other kinds keep theirs when they start
+    /// again, and so does a job that is made anew under its name.
+    pub(crate) fn is_of_another_run(&self, rank: u32, hello: &Hello) -> bool {
+        let secrets = [&self.secret, &hello.secret];
+        let conducts_another =
+            rank == 0 && secrets.iter().all(|it| !it.is_empty()) && secrets[0] != secrets[1];
+        hello.session.is_empty() && (self.has_ended || conducts_another)
     }
 
     /// A conductor is there and the job goes on: it may be given slots.

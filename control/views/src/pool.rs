@@ -99,7 +99,7 @@ impl Pool {
             }
             Input::Finished(key) => {
                 if let Some(job) = self.jobs.get_mut(&key) {
-                    job.over = true;
+                    (job.finished, job.over, job.has_ended) = (true, true, true);
                 }
             }
             Input::Share(key, share) => {
@@ -225,6 +225,9 @@ impl Pool {
         facts: JobFacts,
         out: &mut Vec<Command>,
     ) {
+        if self.jobs.get(key).is_some_and(|it| it.is_of_another_run(rank, &hello)) {
+            self.begin_anew(key, now);
+        }
         let arrivals = &mut self.arrivals;
         let job = self.jobs.entry(key.clone()).or_insert_with(|| {
             *arrivals += 1;
@@ -280,6 +283,21 @@ impl Pool {
             && stale.is_none_or(|it| it < view.number)
         {
             out.push(Command::View(to, view));
+        }
+    }
+
+    /// Forgets an attempt of which another run begins. Its servers leave it; trainers of the run before go by themselves.
+    fn begin_anew(&mut self, key: &JobKey, now: Duration) {
+        self.jobs.remove(key);
+        self.in_place.retain(|(of, _), _| of != key);
+        if let Some(since) = self.expected.get_mut(key) {
+            *since = now;
+        }
+        for server in self.servers.values_mut().filter(|it| it.job.as_ref() == Some(key)) {
+            server.dismiss(true);
+            if let Some(leave) = &mut server.leave {
+                leave.over = true;
+            }
         }
     }
 

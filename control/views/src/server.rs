@@ -41,6 +41,8 @@ pub(crate) struct Member {
 pub(crate) struct Leave {
     /// Whether it joins another job afterwards.
     pub(crate) stays: bool,
+    /// Whether its job is over, whatever is known under the job's key by now.
+    pub(crate) over: bool,
     /// First view without it.
     pub(crate) after: Option<Number>,
     /// Whether the drain was sent to it.

@@ -38,7 +38,8 @@ impl Pool {
         for (key, job) in &mut self.jobs {
             let there = facts.jobs.contains(key);
             job.seen |= there;
-            job.over |= job.seen && !there;
+            job.over = job.finished || job.seen && !there;
+            job.has_ended |= job.over;
         }
         for (id, server) in &mut self.servers {
             let fate = facts.servers.get(id);
@@ -250,7 +251,7 @@ impl Pool {
             }
             let job = self.jobs.get(key);
             // A job that is not known here yet goes on while it has pods.
-            let over = job.map_or(!facts.jobs.contains(key), |it| it.over);
+            let over = leave.over || job.map_or(!facts.jobs.contains(key), |it| it.over);
             let used = job.is_some_and(|it| it.offers(id));
             let confirmed = match leave.after {
                 Some(after) => job.is_some_and(|it| it.confirmed >= Some(after)),

@@ -1,6 +1,7 @@
 //! One pool with workers that behave as real ones do: a job from its start to its end, drains, another
 //! controller, several jobs, trouble; and the same at random.
 
+mod again;
 mod random;
 mod world;
 

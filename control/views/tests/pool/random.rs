@@ -12,6 +12,8 @@ const JOBS: [&str; 3] = ["a", "b", "c"];
 enum Event {
     Start(usize),
     Finish(usize),
+    /// Its trainers start again, and the conductor may have said that the attempt is over.
+    Again(usize, bool),
     Step(usize),
     Kill(usize),
     Drain(usize),
@@ -25,6 +27,7 @@ fn event() -> impl Strategy<Value = Event> {
     prop_oneof![
         2 => (0..JOBS.len()).prop_map(Event::Start),
         1 => (0..JOBS.len()).prop_map(Event::Finish),
+        1 => (0..JOBS.len(), any::<bool>()).prop_map(|(job, is_told)| Event::Again(job, is_told)),
         6 => (0..JOBS.len()).prop_map(Event::Step),
         2 => (0_usize..8).prop_map(Event::Kill),
         2 => (0_usize..8).prop_map(Event::Drain),
@@ -55,8 +58,13 @@ proptest! {
                     world.finish(JOBS[job]);
                     running[job] = false;
                 }
+                Event::Again(job, is_told) if running[job] => {
+                    // The conductor that says nothing is the first, for who comes before belongs to the run before.
+                    let first = if is_told { job as u32 } else { 0 };
+                    world.start_again(JOBS[job], first, is_told);
+                }
                 Event::Step(job) if running[job] => world.step(JOBS[job]),
-                Event::Start(_) | Event::Finish(_) | Event::Step(_) => {}
+                Event::Start(_) | Event::Finish(_) | Event::Again(..) | Event::Step(_) => {}
                 Event::Kill(at) => {
                     if let Some(id) = pick(at) {
                         world.kill(id);

@@ -18,22 +18,26 @@ pub(crate) fn key(job: &str) -> JobKey {
 }
 
 #[derive(Default)]
-struct Worker {
-    hello: Hello,
-    job: Option<JobKey>,
-    drained: bool,
-    terminating: bool,
+pub(crate) struct Worker {
+    pub(crate) hello: Hello,
+    pub(crate) job: Option<JobKey>,
+    pub(crate) drained: bool,
+    pub(crate) terminating: bool,
 }
 
 pub(crate) struct World {
     pool: Pool,
     now: Duration,
-    facts: Facts,
-    workers: BTreeMap<Who, Worker>,
+    pub(crate) facts: Facts,
+    pub(crate) workers: BTreeMap<Who, Worker>,
     held_back: BTreeSet<Who>,
     /// The last view that a finished step has used, by job.
-    stepped: BTreeMap<JobKey, View>,
+    pub(crate) stepped: BTreeMap<JobKey, View>,
     pub(crate) reproducible: bool,
+    /// Number of the run that jobs begin; their secrets are made of it.
+    pub(crate) run: u8,
+    /// Whether connections break before a drain is heard.
+    pub(crate) loses_drains: bool,
     /// Of the workers that start from now on.
     pub(crate) data_version: u32,
     /// Who was refused, and why; none may be, where there is no list.
@@ -68,6 +72,8 @@ impl World {
             held_back: BTreeSet::new(),
             stepped: BTreeMap::new(),
             reproducible: false,
+            run: 7,
+            loses_drains: false,
             data_version: 3,
             refused: None,
             commands: VecDeque::new(),
@@ -80,7 +86,7 @@ impl World {
         world
     }
 
-    fn put(&mut self, input: Input) {
+    pub(crate) fn put(&mut self, input: Input) {
         let mut out = Vec::new();
         self.pool.handle(self.now, input, &mut out);
         let is_first = self.commands.is_empty();
@@ -92,7 +98,7 @@ impl World {
         }
     }
 
-    fn tell_facts(&mut self) {
+    pub(crate) fn tell_facts(&mut self) {
         self.put(Input::Facts(self.facts.clone()));
     }
 
@@ -102,7 +108,7 @@ impl World {
         JobFacts { trainers, reproducible: self.reproducible, share: 100 }
     }
 
-    fn greet(&mut self, who: &Who) {
+    pub(crate) fn greet(&mut self, who: &Who) {
         let hello = self.workers[who].hello.clone();
         let facts = match who {
             Who::Server(_) => None,
@@ -117,9 +123,11 @@ impl World {
     fn obey(&mut self, command: Command) {
         match command {
             Command::Welcome { to, job, secret, .. } => {
+                let conductor = self.workers.get(&Who::Trainer(job.clone(), 0));
+                let own = conductor.map(|it| it.hello.secret.clone());
                 let Some(worker) = self.workers.get_mut(&to) else { return };
-                if worker.hello.session.is_empty() {
-                    assert_eq!(secret, [7; 32], "{to} of {job}");
+                if let Some(own) = own.filter(|_| worker.hello.session.is_empty()) {
+                    assert_eq!(secret, own, "{to} of {job}");
                 }
                 worker.hello.session = job.to_string();
                 worker.job = Some(job);
@@ -147,6 +155,7 @@ impl World {
                 }
                 worker.hello.view = Some(view);
             }
+            Command::Drain { .. } if self.loses_drains => {}
             Command::Drain { to, stays, over } => {
                 let Who::Server(id) = to else { panic!("a drain for {to}") };
                 let worker = self.workers.get_mut(&to).expect("it is connected");
@@ -211,26 +220,12 @@ impl World {
         self.facts.jobs.insert(key.clone());
         self.tell_facts();
         for rank in 0..trainers {
-            let secret = if rank == 0 { vec![7; 32] } else { Vec::new() };
+            let secret = if rank == 0 { vec![self.run; 32] } else { Vec::new() };
             let data_version = self.data_version;
             let hello = Hello { secret, data_version, ..Hello::default() };
             self.workers
                 .insert(Who::Trainer(key.clone(), rank), Worker { hello, ..Worker::default() });
         }
-    }
-
-    /// Of a job with so many trainers the conductor alone comes: the images of the others do not.
-    pub(crate) fn begin_job(&mut self, job: &str, trainers: u32) {
-        self.make_trainers(job, trainers);
-        self.greet(&Who::Trainer(key(job), 0));
-    }
-
-    /// The others come, too.
-    pub(crate) fn complete_job(&mut self, job: &str, trainers: u32) {
-        for rank in 1..trainers {
-            self.greet(&Who::Trainer(key(job), rank));
-        }
-        self.step(job);
     }
 
     /// Why a job has no servers.
