@@ -73,6 +73,10 @@ impl Member {
         self.load.begin(now);
         self.hello = hello;
         self.job = JobKey::parse(&self.hello.session);
+        // What it was told on its last connection it may not have heard.
+        if let Some(leave) = &mut self.leave {
+            leave.told = false;
+        }
         if self.job.is_none() {
             self.serves = None;
             // A server that was asked to end still has to.

@@ -84,3 +84,16 @@ fn a_job_whose_pods_are_named_again_gets_its_servers_back() {
     assert_eq!(world.held_by("j"), 2);
     assert!(world.view("j").ends_with(": D0.0 D1.0"), "{}", world.view("j"));
 }
+
+#[test]
+fn a_server_that_did_not_hear_that_it_changes_hands_is_told_again() {
+    let mut world = World::new(1, 2);
+    world.start_job("a", 1, false);
+    world.start_job("b", 1, false);
+    world.loses_drains = true;
+    world.step("a");
+    assert_eq!((world.held_by("a"), world.held_by("b")), (2, 0));
+    world.loses_drains = false;
+    world.reconnect(id(1, 0));
+    assert_eq!((world.held_by("a"), world.held_by("b")), (1, 1));
+}
