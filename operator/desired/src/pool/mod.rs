@@ -63,6 +63,10 @@ const UNMADE_SECONDS: i64 = 60;
 /// Seconds between two looks while servers may still come back to a new leader.
 const LOOK_AGAIN_SECONDS: i64 = 5;
 
+/// Second since 1970 that incarnations of servers count from: the start of 2020. They count from no time of the pool: workers
+/// that outlive it turn an older server of a slot away than they have seen, also where another pool has its name.
+const FIRST_INCARNATION: i64 = 1_577_836_800;
+
 /// Maximum servers that one reconcile creates; the next one, a second later, creates more. So a
 /// large pool needs no more memory than a small one, and its status shows the progress.
 const MADE_AT_ONCE: usize = 250;
@@ -325,10 +329,9 @@ fn come(
                 continue;
             }
         }
-        let born = observed.pool.metadata.creation_timestamp.as_ref();
-        let age = born.map_or(0, |it| now.as_second() - it.0.as_second());
-        let age = u32::try_from(age.clamp(0, i64::from(LAST_INCARNATION))).unwrap_or(0);
-        let incarnation = last.map_or(age, |it| age.max(it.incarnation.saturating_add(1)));
+        let second = (now.as_second() - FIRST_INCARNATION).clamp(0, i64::from(LAST_INCARNATION));
+        let second = u32::try_from(second).unwrap_or(0);
+        let incarnation = last.map_or(second, |it| second.max(it.incarnation.saturating_add(1)));
         let avoid = last.map_or_else(Vec::new, |it| it.avoided(&observed.pool));
         let start = manifest::Start { slot, incarnation, failures, avoid };
         let pod = manifest::server(observed, settings, rollout.next(last), &start);

@@ -4,6 +4,7 @@ mod automatic;
 mod clocks;
 mod cluster;
 mod events;
+mod nodes;
 #[path = "../world/replicas.rs"]
 mod replicas;
 mod rollout;
