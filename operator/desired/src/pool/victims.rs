@@ -5,7 +5,8 @@
 //! A pool that shrinks gives up, in this order: who has no node, who is quarantined, who is not ready, who works for no
 //! job, the slowest, the farthest from the trainers, who sits most alone (the most fragmented place), the
 //! highest slot. Replacements (quarantine, cordoned node, new template) take turns: at most a quarter
-//! of the pool at a time, and for a new template one first, then as many as `spec.updateStrategy` says.
+//! of the pool at a time, and for a new template one first, then as many as `spec.updateStrategy` says. Who is ready on a
+//! cordoned node also stays while a quarter is missing: where many nodes are cordoned at a time, successors come late.
 //!
 //! A server that works for a job is replaced by one of a new template only while that one may work for the same job: the
 //! first one goes alone, and where its successor turns out to be of another data version, the others stay until their job
@@ -41,7 +42,10 @@ pub(crate) fn choose<'s, 'a>(
         .collect();
 
     let leaving = all.iter().filter(|it| it.is_present() && it.drain.is_some() && !it.shrinks());
-    let mut turns = (wanted / 4).max(1).saturating_sub(leaving.count());
+    let quarter = (wanted / 4).max(1);
+    let mut turns = quarter.saturating_sub(leaving.count());
+    let ready = staying.iter().filter(|it| it.state == State::Ready).count();
+    let mut spare = quarter.saturating_sub(wanted.saturating_sub(ready));
     let cordoned = |it: &Server<'_>| {
         it.node().and_then(|name| observed.nodes.get(name)).is_some_and(|node| node.cordoned)
     };
@@ -51,7 +55,8 @@ pub(crate) fn choose<'s, 'a>(
         }
         let reason = if server.report.is_some_and(|it| it.quarantined) {
             QUARANTINED
-        } else if cordoned(server) {
+        } else if cordoned(server) && (server.state != State::Ready || spare > 0) {
+            spare -= usize::from(server.state == State::Ready);
             NODE_CORDONED
         } else {
             continue;
