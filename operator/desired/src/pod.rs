@@ -19,6 +19,15 @@ pub(crate) const JOINS_SECONDS: i64 = 30;
 pub(crate) const JOINS: &str = "let it reach the operator, which a NetworkPolicy may forbid, and see that the clocks of the nodes agree \
      and that ConfigMap cadre-control-ca has ca.crt; its log says more";
 
+/// Condition of a pod that the platform takes away.
+pub(crate) const DISRUPTED: &str = "DisruptionTarget";
+/// Reason of that condition where the kubelet ends the pod: its node lacks memory or disk, or the pod has used more disk than it
+/// may.
+pub(crate) const NODE_PRESSURE: &str = "TerminationByKubelet";
+/// Where the kubelet ends it for another cause, which it names elsewhere: its node shuts down, or needs the place for a pod of
+/// the system.
+pub(crate) const NODE_SHUTDOWN: &str = "NodeShutdown";
+
 /// Where a pod is in its life.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum State {
@@ -58,6 +67,17 @@ pub(crate) fn node(pod: &Pod) -> Option<&str> {
 
 pub(crate) fn condition<'a>(pod: &'a Pod, name: &str) -> Option<&'a PodCondition> {
     pod.status.as_ref()?.conditions.as_ref()?.iter().find(|it| it.type_ == name)
+}
+
+/// Why the platform takes a pod away. The kubelet has one reason for all; what it ends for lack of memory or disk it calls
+/// `Evicted` beside it, or says nothing where it only begins to.
+pub(crate) fn disruption(pod: &Pod) -> &str {
+    let reason = condition(pod, DISRUPTED).and_then(|it| it.reason.as_deref()).unwrap_or_default();
+    let beside = pod.status.as_ref().and_then(|it| it.reason.as_deref());
+    match (reason, beside) {
+        (NODE_PRESSURE, Some("Terminated" | "Preempting")) => NODE_SHUTDOWN,
+        (reason, _) => reason,
+    }
 }
 
 /// Whether the pod computes nothing any more, now or because its node is lost.

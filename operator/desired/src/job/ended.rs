@@ -6,20 +6,12 @@ use cadre_crds::contract::TRAINER_CONTAINER;
 use serde::{Deserialize, Serialize};
 
 use super::attempt::Attempt;
+use crate::pod::DISRUPTED;
 
 /// Exit code of a worker that could not go on without a peer, so that the peer is the cause.
 pub(super) const COULD_NOT_GO_ON: i32 = 3;
 /// Characters of a trainer's last words that a status holds.
 pub(super) const WORDS: usize = 512;
-/// Condition of a pod that the platform takes away.
-pub(super) const DISRUPTED: &str = "DisruptionTarget";
-
-/// Reason of that condition where the kubelet ends the pod: its node lacks memory or disk, or the pod has used more disk than it
-/// may.
-pub(super) const NODE_PRESSURE: &str = "TerminationByKubelet";
-/// Where the kubelet ends it for another cause, which it names elsewhere: its node shuts down, or needs the place for a pod of
-/// the system.
-pub(super) const NODE_SHUTDOWN: &str = "NodeShutdown";
 
 /// The end of the trainer that ended first, as it is noted on the attempt's Job.
 #[derive(Clone, Debug, Eq, PartialEq, Serialize, Deserialize)]

@@ -30,11 +30,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::attempt::Attempt;
-use super::ended::{
-    COULD_NOT_GO_ON, DISRUPTED, Ended, How, NODE_PRESSURE, NODE_SHUTDOWN, WORDS, told,
-};
+use super::ended::{COULD_NOT_GO_ON, Ended, How, WORDS, told};
 use super::seen::{all_quiet, never_ends, pods, seen};
 use crate::names::{annotation, name};
+use crate::pod::{DISRUPTED, NODE_PRESSURE, NODE_SHUTDOWN};
 
 /// Exit code of a worker whose input is wrong, as the local supervisor knows it.
 const BAD_INPUT: i32 = 2;

@@ -9,12 +9,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::Observed;
 use super::attempt::Attempt;
-use super::ended::{
-    COULD_NOT_GO_ON, DISRUPTED, Ended, How, NODE_PRESSURE, NODE_SHUTDOWN, WORDS, told,
-};
+use super::ended::{COULD_NOT_GO_ON, Ended, How, WORDS, told};
 use crate::identity;
 use crate::names::{self, label, name};
-use crate::pod::{State, condition, end, is_overdue, is_quiet, state};
+use crate::pod::{DISRUPTED, State, condition, disruption, end, is_overdue, is_quiet, state};
 
 /// Exit codes of a trainer that was stopped by SIGTERM, and after that by SIGKILL.
 const STOPPED: [i32; 2] = [143, 137];
@@ -76,17 +74,6 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
         return Some(Ended { pod: own(pod), how: How::Deleted, words: String::new() });
     }
     Some(Ended { pod: own(pod), how, words })
-}
-
-/// Why the platform takes a pod away. The kubelet has one reason for all; what it ends for lack of memory or disk it calls
-/// `Evicted` beside it, or says nothing where it only begins to.
-fn disruption(pod: &Pod) -> &str {
-    let reason = condition(pod, DISRUPTED).and_then(|it| it.reason.as_deref()).unwrap_or_default();
-    let beside = pod.status.as_ref().and_then(|it| it.reason.as_deref());
-    match (reason, beside) {
-        (NODE_PRESSURE, Some("Terminated" | "Preempting")) => NODE_SHUTDOWN,
-        (reason, _) => reason,
-    }
 }
 
 /// When and how a pod failed, with its last words.
