@@ -13,7 +13,10 @@ use k8s_openapi::jiff::Timestamp;
 
 use super::{Observed, Report};
 use crate::names::{annotation, is_owned, label, name};
-use crate::pod::{JOINS_SECONDS, State, condition, end, joins_by, node, state};
+use crate::pod::{
+    DISRUPTED, JOINS_SECONDS, NODE_PRESSURE, State, condition, disruption, end, joins_by, node,
+    state,
+};
 
 /// Seconds that a server must have run for its end not to count as one more failure in a row.
 const PROVEN_SECONDS: i64 = 60;
@@ -149,8 +152,9 @@ impl Server<'_> {
     /// Failures of the slot in a row, this server's included; 0 unless it has failed.
     pub(crate) fn failures(&self) -> u32 {
         let failed = self.pod.status.as_ref().and_then(|it| it.phase.as_deref()) == Some("Failed");
-        let disrupted =
-            condition(self.pod, "DisruptionTarget").is_some_and(|it| it.status == "True");
+        let disrupted = condition(self.pod, DISRUPTED).is_some_and(|it| it.status == "True");
+        // What its node lacks it may lack the next time, too.
+        let disrupted = disrupted && !self.is_put_out();
         if !failed || disrupted || self.is_going() || self.drain.is_some() {
             return 0;
         }
@@ -161,6 +165,11 @@ impl Server<'_> {
             Some(to.0.as_second() - from.0.as_second())
         });
         if ran.is_some_and(|it| it >= PROVEN_SECONDS) { 1 } else { before.saturating_add(1) }
+    }
+
+    /// Whether its node has ended it for lack of memory or disk.
+    pub(crate) fn is_put_out(&self) -> bool {
+        disruption(self.pod) == NODE_PRESSURE
     }
 
     /// When it ended, if it has; else when it was made. So it is where its node's clock goes ahead.

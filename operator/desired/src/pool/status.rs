@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 
 use cadre_crds::contract::SERVER_CONTAINER;
 use cadre_crds::{AttentionPoolSpec, AttentionPoolStatus, ScalingMode, WorstServer};
+use k8s_openapi::api::core::v1::ContainerStateTerminated;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use k8s_openapi::jiff::Timestamp;
 
@@ -363,8 +364,14 @@ fn gated<'a>(server: &Server<'a>) -> Option<&'a str> {
 fn failed(server: &Server<'_>) -> String {
     let times = server.failures();
     let end = end(server.pod, SERVER_CONTAINER);
-    let how = end.map_or_else(|| "ended".to_owned(), |it| format!("exit code {}", it.exit_code));
-    let words = end.and_then(|it| it.message.as_deref()).unwrap_or_default();
+    let (how, words) = if server.is_put_out() {
+        let words = server.pod.status.as_ref().and_then(|it| it.message.as_deref());
+        ("its node lacks memory or disk and has ended it".to_owned(), words)
+    } else {
+        let how = |it: &ContainerStateTerminated| format!("exit code {}", it.exit_code);
+        (end.map_or_else(|| "ended".to_owned(), how), end.and_then(|it| it.message.as_deref()))
+    };
+    let words = words.unwrap_or_default();
     let last = words.lines().last().unwrap_or_default();
     format!("{how}, {times} times in a row; {last}").trim_end_matches("; ").to_owned()
 }
