@@ -1,7 +1,7 @@
 //! Takes our finalizers off all pools of a class, so that an uninstall never hangs on them.
 //!
 //! In: the lease of the operators. Out: no pool waits for an operator any more. Servers that run then end with their
-//! pods' grace period, as after an eviction.
+//! pods' grace period, as after an eviction. Where the definitions are gone, so are all pools.
 //!
 //! It holds the lease meanwhile. An operator that led would guard every pool whose servers are connected again; so
 //! this waits until the last one has ended, and none leads until all pools are free.
@@ -14,7 +14,7 @@ use kube::{Api, Client};
 
 use crate::apply::finalizers;
 use crate::caches::{Scope, scoped};
-use crate::error::Error;
+use crate::error::{Error, is_code};
 use crate::leader::{self, Patience, Place};
 
 pub(crate) async fn all(
@@ -32,7 +32,14 @@ pub(crate) async fn all(
 
 async fn release(client: &Client, scope: &Scope) -> anyhow::Result<()> {
     let pools: Api<Readable<AttentionPool>> = scoped(client, scope.namespace.as_deref());
-    let found = pools.list(&ListParams::default()).await?;
+    let found = match pools.list(&ListParams::default()).await {
+        Ok(found) => found,
+        Err(error) if is_code(&error, 404) => {
+            tracing::info!("the cluster has no definition of pools any more");
+            return Ok(());
+        }
+        Err(error) => return Err(error.into()),
+    };
     let ours = found.into_iter().filter(|it| it.object.class() == scope.class.as_deref());
     for metadata in ours.map(|it| it.object.metadata) {
         let api: Api<AttentionPool> = scoped(client, metadata.namespace.as_deref());

@@ -34,7 +34,7 @@ use crate::issuer::Issuer;
 use crate::leader::{self, Patience, Place};
 use crate::metrics::Seen;
 use crate::{controllers, release};
-use server::Server;
+use server::{Refused, Server};
 
 /// An operator that leads, until the test ends.
 async fn operator(server: &Server) -> Arc<Context> {
@@ -332,6 +332,18 @@ async fn finalizers_are_released_while_no_operator_can_lead() {
     assert_eq!(before.as_deref(), Some("uninstall"), "{leases:#?}");
     let after = leases.last().and_then(holder);
     assert_ne!(after.as_deref(), Some("uninstall"), "who installs anew need not wait");
+}
+
+#[tokio::test]
+async fn an_uninstall_ends_though_the_definitions_went_before() {
+    let server = Server::new();
+    let words = "the server could not find the requested resource".into();
+    let resource = "attentionpools";
+    server.refuse(Refused { verb: "list", resource, with: "", code: 404, words });
+    let place = Place { namespace: "n".into(), name: "l".into(), identity: "uninstall".into() };
+    let (client, scope) = (server.client(), Scope::default());
+    let released = release::all(&client, server.client(), &scope, &place).await;
+    released.expect("nothing is left to release");
 }
 
 #[test]
