@@ -163,9 +163,7 @@ where
             Kind::Revision => drop(delete::<ControllerRevision>(client, &namespace, &which).await?),
         },
         Action::DeleteSelf => {
-            let name = owner.name_any();
-            let which = Reference { kind: Kind::Job, name, uid: owner.uid().unwrap_or_default() };
-            delete::<K>(client, &namespace, &which).await?;
+            delete_self(client, owner).await?;
         }
     }
     Ok(None)
@@ -255,6 +253,26 @@ where
         Ok(result) => Ok(result.left()),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(Error::api(format!("delete {} {}", T::kind(&()), which.name), error)),
+    }
+}
+
+/// Deletes the object itself, unless it has changed since it was looked at: somebody may want to keep it, or have it go on.
+async fn delete_self<K>(client: &Client, owner: &K) -> Result<(), Error>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned,
+{
+    let name = owner.name_any();
+    let api = Api::<K>::namespaced(client.clone(), &owner.namespace().unwrap_or_default());
+    let as_seen = Preconditions { uid: owner.uid(), resource_version: owner.resource_version() };
+    let parameters = DeleteParams::background().preconditions(as_seen);
+    match api.delete(&name, &parameters).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_code(&error, 404) => Ok(()),
+        Err(error) if is_code(&error, 409) => Err(Error::Stale),
+        Err(error) => Err(Error::api(format!("delete {} {name}", K::kind(&())), error)),
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use cadre_crds::AttentionPool;
+use cadre_crds::{AttentionPool, TrainingJob};
 use cadre_desired::{Action, Object};
 use k8s_openapi::api::core::v1::Service;
 use serde_json::{Value, json};
@@ -308,4 +308,25 @@ async fn an_object_that_has_changed_meanwhile_hides_no_refusal() {
     }
     let failed = apply::all(&context, &before, vec![Action::Guard], Ok(())).await.failed;
     assert_eq!(failed.expect("it has changed").reason(), "Stale");
+}
+
+/// Its time is over by what the cache has; meanwhile it was given more, or more restarts.
+#[tokio::test]
+async fn a_job_that_has_changed_since_its_time_was_over_is_not_deleted() {
+    let server = Server::new();
+    let context = operator(&server).await;
+    server.put("trainingjobs", "j", &job());
+    let before = server.until("the job", |all| all.get("trainingjobs", "j").cloned()).await;
+    let mut before: TrainingJob = serde_json::from_value(before).expect("a job");
+    before.metadata.resource_version = Some("0".into());
+    let delete = async |job: &TrainingJob| {
+        let failed = apply::all(&context, job, vec![Action::DeleteSelf], Ok(())).await.failed;
+        failed.map(|it| it.reason())
+    };
+    assert_eq!(delete(&before).await, Some("Stale"));
+    let now = server.until("the job", |all| all.get("trainingjobs", "j").cloned()).await;
+    let now = serde_json::from_value(now).expect("a job");
+    assert_eq!(delete(&now).await, None);
+    server.until("its end", |all| all.get("trainingjobs", "j").is_none().then_some(())).await;
+    assert_eq!(delete(&now).await, None, "it is gone");
 }

@@ -18,7 +18,9 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use super::fields::{self, Way};
-use super::wire::{born, merge, parameter, patched, refuse, refuse_with, reply, selected};
+use super::wire::{
+    born, is_other, merge, parameter, patched, refuse, refuse_with, reply, selected,
+};
 
 /// Resource, namespace and name.
 pub(crate) type Address = (String, String, String);
@@ -340,11 +342,8 @@ impl Server {
     ) -> Response {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut object) = inner.objects.get(&address).cloned() else { return refuse(404) };
-        for field in ["resourceVersion", "uid"] {
-            let wanted = &body["metadata"][field];
-            if !wanted.is_null() && *wanted != object["metadata"][field] {
-                return refuse(409);
-            }
+        if is_other(&object, &body["metadata"]) {
+            return refuse(409);
         }
         if let Err(refusal) = patched(&mut object, body, (&address.0, part, applies, query)) {
             return *refusal;
@@ -355,8 +354,7 @@ impl Server {
     fn delete(&self, address: &Address, body: &Value) -> Response {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(object) = inner.objects.get(address) else { return refuse(404) };
-        let wanted = &body["preconditions"]["uid"];
-        if !wanted.is_null() && *wanted != object["metadata"]["uid"] {
+        if is_other(object, &body["preconditions"]) {
             return refuse(409);
         }
         self.remove(&mut inner, address);

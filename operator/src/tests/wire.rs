@@ -36,6 +36,12 @@ pub(super) fn merge(object: &mut Value, change: &Value) {
     }
 }
 
+/// Whether an object is another one, or another version of it, than a request names.
+pub(super) fn is_other(object: &Value, named: &Value) -> bool {
+    let differs = |it| !named[it].is_null() && named[it] != object["metadata"][it];
+    ["resourceVersion", "uid"].into_iter().any(differs)
+}
+
 /// Patches an object: of its status the whole, else by merging, also in a server-side apply.
 pub(super) fn patched(
     object: &mut Value,
