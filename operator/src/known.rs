@@ -13,20 +13,20 @@ use crate::triggers::Key;
 /// What the reconciles have found out about pools, for the service.
 #[derive(Debug, Default)]
 pub(crate) struct Known {
-    facts: Mutex<BTreeMap<Key, Option<Facts>>>,
+    facts: Mutex<BTreeMap<Key, Facts>>,
     /// Wakes the service when something was put.
     pub(crate) news: Notify,
 }
 
 impl Known {
-    /// Takes the facts of a pool; none when it is gone.
-    pub(crate) fn put(&self, key: Key, facts: Option<Facts>) {
+    /// Takes the facts of a pool.
+    pub(crate) fn put(&self, key: Key, facts: Facts) {
         self.facts.lock().unwrap_or_else(PoisonError::into_inner).insert(key, facts);
         self.news.notify_one();
     }
 
     /// What was put since the last call.
-    pub(crate) fn take(&self) -> BTreeMap<Key, Option<Facts>> {
+    pub(crate) fn take(&self) -> BTreeMap<Key, Facts> {
         std::mem::take(&mut *self.facts.lock().unwrap_or_else(PoisonError::into_inner))
     }
 }

@@ -37,8 +37,7 @@ pub(crate) async fn reconcile(
     let failure = failed.as_ref().and_then(Error::failure);
     let applied = Applied::new(observe::pool(&context, object), failure);
     let key = (object.namespace().unwrap_or_default(), object.name_any());
-    let gone = object.object.metadata.deletion_timestamp.is_some() && applied.pods.is_empty();
-    context.known.put(key, (!gone).then(|| pool::facts(&applied)));
+    context.known.put(key, pool::facts(&applied));
     let status = pool::status(&applied, &context.settings, now);
     let old = object.object.status.as_ref();
     let before = old.map(|it| it.conditions.as_slice()).unwrap_or_default();

@@ -36,6 +36,11 @@ impl Figures {
         self.0.insert(attempt.clone(), figures);
     }
 
+    /// Whether what is known of an attempt is of another job of the same name.
+    pub(super) fn is_of_another(&self, attempt: &JobKey, uid: &str) -> bool {
+        self.0.get(attempt).is_some_and(|it| it.uid != uid)
+    }
+
     /// Failovers of the job of an attempt so far.
     pub(super) fn failovers(&self, attempt: &JobKey) -> u32 {
         self.0.get(attempt).map_or(0, |it| it.failovers)

@@ -20,6 +20,7 @@ pub(crate) mod issuer;
 mod notices;
 mod saved;
 mod service;
+mod vanished;
 mod waiting;
 mod welcome;
 mod words;

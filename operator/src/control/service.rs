@@ -42,10 +42,10 @@ pub(super) struct Service {
     pub(super) jobs: Figures,
     pub(super) attempts: BTreeMap<JobKey, Attempt>,
     /// What servers have measured to the trainers of the attempt that they work for.
-    ways: BTreeMap<(Key, ServerId), (JobKey, Probed)>,
+    pub(super) ways: BTreeMap<(Key, ServerId), (JobKey, Probed)>,
     pub(super) waiting: Waiting,
     /// Pools of which something was noted and nothing done yet.
-    noted: BTreeSet<Key>,
+    pub(super) noted: BTreeSet<Key>,
     refreshed: Instant,
 }
 
@@ -95,11 +95,6 @@ impl Service {
 
     fn learn(&mut self) {
         for (key, facts) in self.context.known.take() {
-            let Some(facts) = facts else {
-                self.pools.remove(&key);
-                self.context.told.forget_pool(&key);
-                continue;
-            };
             let term = self.term;
             self.pools.entry(key.clone()).or_insert_with(|| Pool::new(term));
             self.put(&key, Input::Facts(facts));
@@ -126,6 +121,7 @@ impl Service {
     }
 
     fn tick(&mut self) {
+        self.forget_pools();
         self.share();
         self.tell_attached();
         let keys: Vec<Key> = self.pools.keys().cloned().collect();
@@ -194,13 +190,17 @@ impl Service {
                 }
                 let attempt =
                     Attempt { trainers: facts.trainers, encryption, is_described: job.is_some() };
+                let uid =
+                    job.as_ref().and_then(|it| it.metadata.uid.as_deref()).unwrap_or_default();
+                if self.jobs.is_of_another(of, uid) {
+                    self.attempts.remove(of);
+                }
                 let first = self.attempts.entry(of.clone()).or_insert(attempt);
                 if first.encryption != encryption {
                     return link.refuse(&words::parted(of, first.encryption, encryption));
                 }
                 let told = job.as_ref().and_then(|it| it.status.as_ref());
-                let uid = job.as_ref().and_then(|it| it.metadata.uid.as_deref());
-                self.jobs.begin(of, uid.unwrap_or_default(), told.map_or(0, |it| it.failovers));
+                self.jobs.begin(of, uid, told.map_or(0, |it| it.failovers));
                 self.joined(of, *rank);
                 self.saved(of, steps_in(&hello.resume));
                 Some(facts)

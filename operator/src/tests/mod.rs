@@ -2,6 +2,7 @@
 //!
 //! What is decided is tested where it is decided; here is tested that it happens.
 
+mod anew;
 mod automatic;
 mod classes;
 mod encryption;

@@ -50,7 +50,7 @@ async fn a_quota_for_some_servers_is_told_and_the_others_serve() {
     let (slot, _) = slot.unwrap_or_else(|| panic!("{message}"));
     let words = QUOTA.replace("NAME", &format!("p-{slot}-*"));
     assert_eq!(message, format!("create Pod p-{slot}-*: {words}"));
-    let facts = context.known.take().remove(&("n".to_owned(), "p".to_owned())).flatten();
+    let facts = context.known.take().remove(&("n".to_owned(), "p".to_owned()));
     let facts = facts.expect("the control service knows the pool");
     assert_eq!((facts.slots.len(), facts.servers.len()), (4, 2));
 

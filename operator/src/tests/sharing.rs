@@ -29,7 +29,7 @@ fn begin((endpoint, hello): &(Endpoint, Hello)) -> Option<Attachment> {
 }
 
 /// A server: it goes from job to job, as it is told. For each it says what its ways are.
-fn serve(who: &(Endpoint, Hello), ways: &Probed) {
+pub(super) fn serve(who: &(Endpoint, Hello), ways: &Probed) {
     while let Some(Attachment { sender, receiver, .. }) = begin(who) {
         if sender.send(ways.clone()).is_err() {
             return;
@@ -42,7 +42,7 @@ fn serve(who: &(Endpoint, Hello), ways: &Probed) {
 }
 
 /// A conductor: each view is used in a step, and told with the job's name.
-fn conduct(who: &(Endpoint, Hello), job: &str, told: &UnboundedSender<(String, View)>) {
+pub(super) fn conduct(who: &(Endpoint, Hello), job: &str, told: &UnboundedSender<(String, View)>) {
     let Some(Attachment { sender, receiver, .. }) = begin(who) else { return };
     for message in receiver {
         if let Some(Message::View(view)) = message.message {
@@ -92,7 +92,7 @@ async fn a_trainer_serves_in_place_once_it_has_come_and_listens() {
 }
 
 /// Servers that a view names.
-fn filled(view: &View) -> usize {
+pub(super) fn filled(view: &View) -> usize {
     view.slots.iter().filter(|it| it.server.is_some()).count()
 }
 
