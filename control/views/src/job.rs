@@ -40,18 +40,38 @@ pub(crate) struct Job {
     pub(crate) adopted: Option<Number>,
     /// Until when the job waits for the servers of an adopted view.
     settles: Option<Duration>,
-    /// Whether the cluster's facts have named its pods.
-    pub(crate) seen: bool,
+    pub(crate) pods: Pods,
     /// Whether its conductor has said that no step follows.
     pub(crate) finished: bool,
-    /// Whether it is over: it has finished, or has no pods now.
-    pub(crate) over: bool,
-    /// Whether it was over at any time.
-    pub(crate) has_ended: bool,
     /// When its conductor came.
     pub(crate) came: Option<Duration>,
     /// Why it has no servers, if that is known.
     pub(crate) unserved: Option<Unserved>,
+}
+
+/// What the cluster's facts have said of an attempt's pods.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Pods {
+    /// Nothing yet.
+    Awaited,
+    /// They are there.
+    There,
+    /// They were there.
+    Gone,
+    /// They are there, and were gone in between.
+    Back,
+}
+
+impl Pods {
+    /// As they are when the newest facts name them, or do not.
+    pub(crate) fn then(self, are_there: bool) -> Self {
+        match (self, are_there) {
+            (Self::Awaited, false) => Self::Awaited,
+            (Self::Awaited | Self::There, true) => Self::There,
+            (Self::There | Self::Gone | Self::Back, false) => Self::Gone,
+            (Self::Gone | Self::Back, true) => Self::Back,
+        }
+    }
 }
 
 /// A trainer.
@@ -76,10 +96,8 @@ impl Job {
             confirmed: None,
             adopted: None,
             settles: None,
-            seen: false,
+            pods: Pods::Awaited,
             finished: false,
-            over: false,
-            has_ended: false,
             came: None,
             unserved: None,
         }
@@ -102,12 +120,22 @@ impl Job {
         let secrets = [&self.secret, &hello.secret];
         let conducts_another =
             rank == 0 && secrets.iter().all(|it| !it.is_empty()) && secrets[0] != secrets[1];
-        hello.session.is_empty() && (self.has_ended || conducts_another)
+        hello.session.is_empty() && (self.has_ended() || conducts_another)
+    }
+
+    /// Whether no step follows.
+    pub(crate) fn is_over(&self) -> bool {
+        self.finished || self.pods == Pods::Gone
+    }
+
+    /// Whether it is over, or was.
+    fn has_ended(&self) -> bool {
+        self.is_over() || self.pods == Pods::Back
     }
 
     /// A conductor is there and the job goes on: it may be given slots.
     pub(crate) fn is_active(&self) -> bool {
-        !self.over && !self.secret.is_empty()
+        !self.is_over() && !self.secret.is_empty()
     }
 
     /// Whether the job may have slots: it trains, or its trainers are there, or may be expected yet.

@@ -99,7 +99,7 @@ impl Pool {
             }
             Input::Finished(key) => {
                 if let Some(job) = self.jobs.get_mut(&key) {
-                    (job.finished, job.over, job.has_ended) = (true, true, true);
+                    job.finished = true;
                 }
             }
             Input::Share(key, share) => {
@@ -139,7 +139,8 @@ impl Pool {
         let active = self.jobs.iter().filter(|it| it.1.is_active());
         let active = active.filter_map(|(key, it)| Some((key, it.unserved?)));
         let is_late = move |it: &(&JobKey, &Duration)| now >= *it.1 + SLOTS_KEPT_FOR;
-        let has_come = |it: &JobKey| self.jobs.get(it).is_some_and(|it| it.over || it.is_active());
+        let has_come =
+            |it: &JobKey| self.jobs.get(it).is_some_and(|it| it.is_over() || it.is_active());
         let late = self.expected.iter().filter(is_late).map(|it| it.0);
         active.chain(late.filter(move |it| !has_come(it)).map(|it| (it, Unserved::NotCome)))
     }
@@ -147,7 +148,7 @@ impl Pool {
     /// Trainers that serve in place: they have connected, and listen.
     pub fn in_place(&self) -> usize {
         let serves = self.facts.as_ref().is_some_and(|it| it.in_place);
-        let jobs = self.jobs.values().filter(|it| serves && !it.over);
+        let jobs = self.jobs.values().filter(|it| serves && !it.is_over());
         jobs.flat_map(|it| it.trainers.values()).filter(|it| it.attached && it.listens).count()
     }
 

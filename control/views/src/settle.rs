@@ -10,7 +10,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::job::{Job, SERVERS_BACK_WITHIN};
+use crate::job::{Job, Pods, SERVERS_BACK_WITHIN};
 use crate::load::{Load, Trouble};
 use crate::pool::Pool;
 use crate::server::Member;
@@ -36,10 +36,7 @@ impl Pool {
     /// again.
     fn bury(&mut self, facts: &Facts, now: Duration) {
         for (key, job) in &mut self.jobs {
-            let there = facts.jobs.contains(key);
-            job.seen |= there;
-            job.over = job.finished || job.seen && !there;
-            job.has_ended |= job.over;
+            job.pods = job.pods.then(facts.jobs.contains(key));
         }
         for (id, server) in &mut self.servers {
             let fate = facts.servers.get(id);
@@ -50,7 +47,7 @@ impl Pool {
             let Some(key) = &server.job else { continue };
             // If no trainer of the job is connected, only its pods in the facts show that it goes
             // on.
-            if self.jobs.get(key).map_or(!facts.jobs.contains(key), |it| it.over) {
+            if self.jobs.get(key).map_or(!facts.jobs.contains(key), Job::is_over) {
                 server.dismiss(true);
             }
         }
@@ -64,7 +61,7 @@ impl Pool {
             .collect();
         self.jobs.retain(|key, job| {
             let here = job.trainers.values().any(|it| it.attached);
-            here || busy.contains(key) || !job.over && job.seen
+            here || busy.contains(key) || !job.is_over() && job.pods != Pods::Awaited
         });
         let (jobs, health) = (&self.jobs, facts.health);
         self.in_place.retain(|(key, _), load| jobs.contains_key(key) && load.is_fresh(now, health));
@@ -104,7 +101,8 @@ impl Pool {
     /// Divides the slots among the jobs.
     fn give(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         // A new controller does not give away what a job holds that has not come back yet.
-        let back = |key: &JobKey| self.jobs.get(key).is_some_and(|it| it.over || it.is_active());
+        let back =
+            |key: &JobKey| self.jobs.get(key).is_some_and(|it| it.is_over() || it.is_active());
         let young = self.since.is_some_and(|it| now < it + SERVERS_BACK_WITHIN);
         if young && !facts.jobs.iter().all(back) {
             return;
@@ -251,7 +249,7 @@ impl Pool {
             }
             let job = self.jobs.get(key);
             // A job that is not known here yet goes on while it has pods.
-            let over = leave.over || job.map_or(!facts.jobs.contains(key), |it| it.over);
+            let over = leave.over || job.map_or(!facts.jobs.contains(key), Job::is_over);
             let used = job.is_some_and(|it| it.offers(id));
             let confirmed = match leave.after {
                 Some(after) => job.is_some_and(|it| it.confirmed >= Some(after)),
