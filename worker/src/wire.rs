@@ -44,14 +44,26 @@ impl<'a> Values<'a> {
 /// Numbers that are widened at a time.
 const WIDENED_AT_ONCE: usize = 256;
 
+/// Numbers that are copied and looked at while the processor has them.
+const COPIED_AT_ONCE: usize = 32;
+
 /// Copies; whether all of it is finite.
+///
+/// A loop that does not stop would be compiled into a copy of all and a second reading of all.
 pub(crate) fn copy(to: &mut [f32], from: &[f32]) -> bool {
-    let mut any = 0;
-    for (to, from) in to.iter_mut().zip(from) {
+    let length = to.len().min(from.len());
+    let (to, from) = (&mut to[..length], &from[..length]);
+    let pieces = to.as_chunks_mut::<COPIED_AT_ONCE>().0.iter_mut();
+    let mut done = 0;
+    for (to, from) in pieces.zip(from.as_chunks::<COPIED_AT_ONCE>().0) {
         *to = *from;
-        any |= not_finite(*from);
+        if !is_finite(from) {
+            break;
+        }
+        done += COPIED_AT_ONCE;
     }
-    any == 0
+    to[done..].copy_from_slice(&from[done..]);
+    is_finite(&from[done..])
 }
 
 /// Rounds; whether all of it was finite before.
