@@ -261,15 +261,11 @@ impl Decisions {
         self.view = Some(view);
         self.tell_addresses(acts);
         let newest = self.published.keys().next_back().copied();
-        let fillers = if self.offered {
-            // Whom the header in the making counts on may be gone.
-            Some(self.next_fillers())
-        } else {
-            newest.and_then(|it| self.fillers_of(it))
-        };
-        if let Some(fillers) = fillers {
-            self.run(acts, conductor::Event::View(fillers));
-        }
+        // Whom the header in the making counts on may be gone. Where no step is out, whoever the view leaves out is not
+        // watched any more.
+        let fillers = newest.filter(|_| !self.offered).and_then(|it| self.fillers_of(it));
+        let fillers = fillers.unwrap_or_else(|| self.next_fillers());
+        self.run(acts, conductor::Event::View(fillers));
         self.forget_gone(acts);
         self.proceed(acts);
     }

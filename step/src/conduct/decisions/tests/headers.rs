@@ -143,6 +143,20 @@ fn a_server_that_comes_back_is_told_the_header_again_and_one_that_left_is_owed_n
 }
 
 #[test]
+fn a_server_that_leaves_when_no_step_is_out_is_owed_nothing() {
+    let (mut job, server) = (Job::new(), ServerId { index: 0, incarnation: 0 });
+    job.introduce();
+    job.server(1, Some("127.0.0.1:1"));
+    assert!(job.announce(0));
+    job.whole(0);
+    (0..2).for_each(|it| job.tell(it, done(0)));
+    assert!(job.decisions.published.is_empty() && job.decisions.hears(Peer::Server(server)));
+    job.server(2, None);
+    assert!(!job.decisions.hears(Peer::Server(server)));
+    assert!(job.said.is_empty(), "it has left, and is not lost");
+}
+
+#[test]
 fn a_server_that_came_back_between_two_views_is_told_the_header_again() {
     let (mut job, server) = (Job::new(), ServerId { index: 0, incarnation: 0 });
     let peer = Peer::Server(server);
