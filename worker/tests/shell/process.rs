@@ -303,6 +303,11 @@ impl Process {
     pub(crate) fn holdings(&self) -> [usize; 4] {
         self.io.as_ref().map_or([0; 4], |io| io.shared().holdings())
     }
+
+    /// Whom it still owes words.
+    pub(crate) fn owes(&self) -> Vec<Peer> {
+        self.io.as_ref().map_or_else(Vec::new, |io| io.shared().telling.owed_to())
+    }
 }
 
 /// What a controller says of the job; the conductor takes faults and failovers from it.

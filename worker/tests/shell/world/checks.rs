@@ -203,8 +203,9 @@ impl World {
             if held != [0; 4] || wires != (0, 0, 0) {
                 return Err(format!(
                     "{} holds rows, results, steps, pulls {held:?} and regions, landings, pulls {wires:?} \
-                     after the last step",
-                    process.id
+                     after the last step, and owes words to {:?}",
+                    process.id,
+                    process.owes()
                 ));
             }
         }
