@@ -24,6 +24,8 @@ pub struct Ring {
     rank: usize,
     world: usize,
     deadline: Duration,
+    /// What all trainers train, by its digest.
+    job: u64,
     sequence: u64,
     links: Option<Links>,
     landing: Vec<f32>,
@@ -45,6 +47,8 @@ pub struct Members<'a> {
     pub listener: &'a TcpListener,
     /// All trainers of this attempt and where they listen, by rank.
     pub trainers: &'a [(PeerId, SocketAddr)],
+    /// Digest of what this trainer trains. All have to train the same.
+    pub job: u64,
     /// Once used, ends every wait of the ring with [`RingError::Interrupted`].
     pub interrupt: &'a Waker,
 }
@@ -53,7 +57,7 @@ impl Ring {
     /// A ring of one, which needs no link.
     pub fn alone() -> Self {
         let (deadline, landing) = (Duration::MAX, Vec::new());
-        Self { rank: 0, world: 1, deadline, sequence: 0, links: None, landing }
+        Self { rank: 0, world: 1, deadline, job: 0, sequence: 0, links: None, landing }
     }
 
     /// Links this trainer with the next and the previous one. It takes calls and calls itself until both links
@@ -79,7 +83,8 @@ impl Ring {
             return Ok(Self::alone());
         }
         let links = Some(meet::meet(members, within)?);
-        Ok(Self { rank, world, deadline, sequence: 0, links, landing: Vec::new() })
+        let (job, landing) = (members.job, Vec::new());
+        Ok(Self { rank, world, deadline, job, sequence: 0, links, landing })
     }
 
     /// Trainers in the ring.
@@ -124,16 +129,17 @@ impl Ring {
         Ok(())
     }
 
-    /// Checks with both neighbours that this is the same sum of as many numbers over as many trainers.
+    /// Checks with both neighbours that this is the same sum of as many numbers over as many trainers of one job.
     fn agree(&mut self, length: usize) -> Result<(), RingError> {
         self.sequence += 1;
-        let mut mine = [0; 24];
+        let mut mine = [0; 32];
         mine[..8].copy_from_slice(&self.sequence.to_le_bytes());
         mine[8..16].copy_from_slice(&(length as u64).to_le_bytes());
         // Numbers travel as they lie in memory, so the byte order is part of it.
         mine[16..20].copy_from_slice(&1_u32.to_ne_bytes());
-        mine[20..].copy_from_slice(&(self.world as u32).to_le_bytes());
-        let mut theirs = [0; 24];
+        mine[20..24].copy_from_slice(&(self.world as u32).to_le_bytes());
+        mine[24..].copy_from_slice(&self.job.to_le_bytes());
+        let mut theirs = [0; 32];
         self.exchange(&mine, &mut theirs)?;
         if mine == theirs {
             Ok(())
@@ -236,8 +242,10 @@ pub enum RingError {
         /// The deadline.
         after: Duration,
     },
-    /// A peer is in another sum, or sums a vector of another length: a bug.
-    #[error("trainer {peer} sums another vector; all trainers need the same build and arguments")]
+    /// A peer is in another sum, sums a vector of another length, or trains something else.
+    #[error(
+        "trainer {peer} trains something else; give all trainers the same build, arguments, documents (--data) and checkpoint"
+    )]
     Disagree {
         /// Rank of the peer.
         peer: usize,

@@ -182,7 +182,7 @@ pub(crate) fn in_pairs<T: Send>(run: impl Fn(usize, Ring) -> T + Sync) -> [T; 2]
     let one = |rank: usize| {
         let greeter = &Greeter::new(Purpose::Ring, trainers[rank].0, [1; 32], 1);
         let (listener, interrupt) = (&listeners[rank], &Waker::new().unwrap());
-        let members = Members { greeter, listener, trainers: &trainers, interrupt };
+        let members = Members { greeter, listener, trainers: &trainers, job: 7, interrupt };
         let limit = Duration::from_mins(1);
         run(rank, Ring::connect(&members, limit, limit).unwrap())
     };

@@ -5,6 +5,7 @@
 use std::path::Path;
 
 use serde::{Deserialize, Serialize};
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::CheckpointError;
 use crate::model::{Config, Stack};
@@ -31,7 +32,7 @@ pub struct State {
     pub cap: u32,
     /// Seed of the data and of the initial weights.
     pub seed: u64,
-    /// Digest of the corpus, 16 hex digits.
+    /// Digest of the corpus, 16 hex digits; with that of the list of lengths where that is not the usual one.
     pub corpus: String,
     /// Text of the schedule of the learning rate, for the notice when it differs.
     pub schedule: String,
@@ -55,6 +56,19 @@ impl State {
         self.layers.beyond_llama().or(sizes)
     }
 
+    /// Names what all trainers of a job have to do alike: everything but what differs between processors and from step to step.
+    pub fn digest(&self) -> u64 {
+        let none = String::new;
+        let alike = Self {
+            numerics: none(),
+            slots: none(),
+            loss_bits: none(),
+            header: none(),
+            ..self.clone()
+        };
+        xxh3_64(format!("{alike:?}").as_bytes())
+    }
+
     /// Refuses a state of another run than `wanted`. `folder`, where this state was found, is named in the error.
     pub(super) fn fits(&self, wanted: &Self, folder: &Path) -> Result<(), CheckpointError> {
         let shown = |model: &Config| format!("{model:?}");
@@ -71,7 +85,7 @@ impl State {
             ("tokens per trainer", self.tokens.to_string(), wanted.tokens.to_string()),
             ("cap of documents", self.cap.to_string(), wanted.cap.to_string()),
             ("seed", self.seed.to_string(), wanted.seed.to_string()),
-            ("corpus", self.corpus.clone(), wanted.corpus.clone()),
+            ("corpus or list of lengths", self.corpus.clone(), wanted.corpus.clone()),
         ];
         for (field, found, wanted) in pairs {
             if found != wanted {

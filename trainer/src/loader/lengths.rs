@@ -10,6 +10,7 @@ use std::path::Path;
 use rand_chacha::ChaCha8Rng;
 use rand_chacha::rand_core::{Rng, SeedableRng};
 use serde::Deserialize;
+use xxhash_rust::xxh3::xxh3_64;
 
 use super::{LoaderError, Settings};
 
@@ -35,6 +36,12 @@ impl Lengths {
     /// A list of lengths; `None` if it is empty.
     pub fn new(lengths: Vec<NonZeroU32>) -> Option<Self> {
         (!lengths.is_empty()).then_some(Self(lengths))
+    }
+
+    /// Names the list.
+    pub fn digest(&self) -> u64 {
+        let bytes: Vec<u8> = self.0.iter().flat_map(|it| it.get().to_le_bytes()).collect();
+        xxh3_64(&bytes)
     }
 
     /// Lengths of a nano-batch's documents as a loader draws them, but for the edges of files.

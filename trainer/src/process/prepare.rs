@@ -187,7 +187,7 @@ impl Begun {
             Err(error) => tracing::warn!("half-written checkpoints cannot be removed: {error}"),
         }
         let sizes = (config, stack.clone());
-        let fresh = state_of(args, sizes, trainers, &corpus, engine.numerics_id());
+        let fresh = state_of(args, sizes, trainers, (&corpus, &lengths), engine.numerics_id());
         // Before anything is written there.
         let earlier = match &settings.resume {
             None => checkpoint::earlier(&settings.checkpoints, &fresh).map_err(text)?,
@@ -214,7 +214,7 @@ fn state_of(
     args: &TrainArgs,
     (model, layers): (Config, Stack),
     trainers: NonZeroU32,
-    corpus: &Corpus,
+    (corpus, lengths): (&Corpus, &Lengths),
     numerics: String,
 ) -> State {
     State {
@@ -227,12 +227,22 @@ fn state_of(
         tokens: args.tokens.get(),
         cap: args.cap.get(),
         seed: args.seed,
-        corpus: format!("{:016x}", corpus.digest()),
+        corpus: documents(corpus, lengths),
         schedule: schedule(args).to_string(),
         numerics,
         slots: String::new(),
         loss_bits: String::new(),
         header: String::new(),
+    }
+}
+
+/// Names the corpus, and the list that the lengths of its documents are drawn from where that is not the usual one.
+fn documents(corpus: &Corpus, lengths: &Lengths) -> String {
+    let corpus = format!("{:016x}", corpus.digest());
+    if *lengths == Lengths::shipped() {
+        corpus
+    } else {
+        format!("{corpus} with lengths {:016x}", lengths.digest())
     }
 }
 

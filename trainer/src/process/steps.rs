@@ -58,7 +58,8 @@ impl Process {
             )));
         }
         let interrupt = self.session.interrupt();
-        let members = Members { greeter, listener: &listener, trainers: &trainers, interrupt };
+        let (listener, trainers, job) = (&listener, &trainers[..], self.state.digest());
+        let members = Members { greeter, listener, trainers, job, interrupt };
         Ring::connect(&members, left(), self.patience()).map_err(|error| self.broken(&error))
     }
 

@@ -27,12 +27,13 @@ struct Alone {
     listener: TcpListener,
     greeter: Greeter,
     interrupt: Waker,
+    job: u64,
 }
 
 impl Alone {
     fn new(me: PeerId) -> Self {
         let listener = Greeter::listen(HERE).unwrap();
-        Self { listener, greeter: greeter(me), interrupt: Waker::new().unwrap() }
+        Self { listener, greeter: greeter(me), interrupt: Waker::new().unwrap(), job: 7 }
     }
 
     fn address(&self) -> SocketAddr {
@@ -45,8 +46,9 @@ impl Alone {
         within: Duration,
         deadline: Duration,
     ) -> Result<Ring, RingError> {
-        let Self { listener, greeter, interrupt } = self;
-        Ring::connect(&Members { greeter, listener, trainers, interrupt }, within, deadline)
+        let Self { listener, greeter, interrupt, job } = self;
+        let members = Members { greeter, listener, trainers, job: *job, interrupt };
+        Ring::connect(&members, within, deadline)
     }
 }
 
@@ -181,6 +183,19 @@ fn a_trainer_that_goes_is_an_error_of_all_others_at_once() {
 }
 
 #[test]
+fn trainers_that_train_something_else_do_not_sum() {
+    let (mut places, list) = places(3);
+    places[1].job = 8;
+    let errors = together(3, |rank| {
+        let mut ring = places[rank].meet(&list, SOON, SOON).unwrap();
+        ring.all_reduce(&mut [1.0; 8]).err().map(|it| it.to_string())
+    });
+    assert!(errors.iter().all(Option::is_some), "{errors:?}");
+    let named = errors.iter().flatten().filter(|it| it.contains("trains something else"));
+    assert!(named.count() >= 2, "{errors:?}");
+}
+
+#[test]
 fn a_silent_trainer_is_late() {
     let silent = Barrier::new(2);
     let errors = ring(2, Duration::from_millis(30), |rank, mut ring| {
@@ -220,7 +235,7 @@ fn another_vector_is_refused() {
     let errors = ring(2, SOON, |rank, mut ring| {
         ring.all_reduce(&mut vec![0.0; rank + 1]).unwrap_err().to_string()
     });
-    assert!(errors.iter().any(|it| it.contains("sums another vector")), "{errors:?}");
+    assert!(errors.iter().any(|it| it.contains("trains something else")), "{errors:?}");
 }
 
 #[test]
