@@ -32,7 +32,7 @@ pub fn arm_parent_death() -> Result<(), Error> {
     if parent == expected { Ok(()) } else { Err(Error::Gone { expected, parent }) }
 }
 
-/// Handler of SIGTERM, in servers and in the trainers of pods: `cadre run` ends its workers in another way.
+/// Handler of SIGTERM. `cadre run` ends its workers in another way; whoever shuts a machine down may not.
 #[derive(Clone, Default)]
 pub struct Termination(Arc<Mutex<Option<Hearer>>>);
 

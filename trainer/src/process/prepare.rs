@@ -82,9 +82,7 @@ impl Process {
             contract => contract.context("the environment of this trainer")?,
         };
         let termination = Termination::default();
-        if contract.is_pod() {
-            termination.listen(ENDED_BY_SIGTERM.into()).context("cannot be ended in peace")?;
-        }
+        termination.listen(ENDED_BY_SIGTERM.into()).context("cannot be ended in peace")?;
         let listener = Greeter::listen(contract.host).map_err(|source| {
             bad_input(format!("no port for the all-reduce: {source}; end programs that hold ports"))
         })?;
