@@ -5,7 +5,7 @@
 //! Running ───────────────────────────► Farewell ──────────────────► Done(Ok)
 //!  │  │  first failure      all gone                     all gone
 //!  │  └───────────► Survivors ──┬──► Killing(Restart) ──────────► Running, next attempt
-//!  │ interrupt                  └──► Killing(Done(JobFailed)) ──► Done
+//!  │ interrupt                  └──► Killing(Done(JobFailed)) ──► Done; interrupted meanwhile: as below
 //!  └───────────► Interrupted ──────► Killing(Done(Interrupted)) ► Done
 //! ```
 //!
@@ -87,7 +87,7 @@ impl State {
     fn survive(&mut self, now: Duration, name: WorkerName, exit: &Exit, out: &mut Vec<Action>) {
         if let Mode::Running = self.mode {
             let until = now + self.survivors_learn() + self.config.limits.survivors;
-            self.mode = Mode::Survivors { until };
+            self.mode = Mode::Survivors { until, interrupted: false };
             self.notice(Level::Error, format!("{name}: {exit}; the other trainers stop"), out);
         }
     }
@@ -129,7 +129,10 @@ impl State {
         match &self.mode {
             Mode::Running | Mode::Interrupted { .. } if all_completed => self.farewell(now, out),
             Mode::Interrupted { .. } if !trainers => {
-                self.kill_all_then(Err(RunError::Interrupted), out);
+                self.kill_all_then(Err(self.interrupted()), out);
+            }
+            Mode::Survivors { interrupted: true, .. } if !trainers => {
+                self.kill_all_then(Err(self.interrupted()), out);
             }
             Mode::Survivors { .. } if !trainers => self.judge(out),
             Mode::Running
@@ -207,14 +210,22 @@ impl State {
         }
         let said = format!("{worker}: {exit}");
         let words = if words == said { said } else { format!("{said}: {words}") };
-        // A program other than `cadre train` has checkpoints of its own.
-        let remedy = if self.config.steps.is_some() { ", go on with --resume" } else { "" };
+        let remedy = if self.resumes() { ", go on with --resume" } else { "" };
         let message = format!(
             "the job failed: {words}; {} of {allowed} restarts used \
              without a newer checkpoint (spec.failurePolicy.maxRestarts){remedy}",
             self.restarts
         );
         self.kill_all_then(Err(RunError::JobFailed { message, log: exit.log }), out);
+    }
+
+    /// Whether there is a checkpoint to resume from. A program other than `cadre train` has its own.
+    fn resumes(&self) -> bool {
+        self.config.steps.is_some() && (self.saved > 0 || self.config.resume)
+    }
+
+    fn interrupted(&self) -> RunError {
+        RunError::Interrupted { resumes: self.resumes() }
     }
 
     /// Kills everything, then ends the run with `result`.
@@ -242,7 +253,12 @@ impl State {
     pub(crate) fn interrupt(&mut self, now: Duration, out: &mut Vec<Action>) {
         let conductor = self.conductor().filter(|(_, worker)| worker.listening);
         let link = conductor.and_then(|(_, worker)| worker.link);
-        match (&self.mode, link) {
+        match (&mut self.mode, link) {
+            (Mode::Survivors { interrupted, .. }, _) if !*interrupted => {
+                *interrupted = true;
+                let text = "interrupted: the other trainers write their checkpoint; once more ends it at once";
+                self.notice(Level::Warning, text.to_owned(), out);
+            }
             (Mode::Running, Some(link)) => {
                 out.push(Action::Send { link, message: Stop { checkpoint: true }.into() });
                 // The time for a stop begins after the last step in progress.
@@ -259,7 +275,7 @@ impl State {
                 | Mode::Interrupted { .. }
                 | Mode::Killing(Next::Restart),
                 _,
-            ) => self.kill_all_then(Err(RunError::Interrupted), out),
+            ) => self.kill_all_then(Err(self.interrupted()), out),
         }
     }
 }

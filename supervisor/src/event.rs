@@ -253,8 +253,11 @@ pub enum RunError {
         log: Vec<String>,
     },
     /// The user ended it. Exit code 130.
-    #[error("interrupted; resume with --resume")]
-    Interrupted,
+    #[error("interrupted; {}", if *resumes { "resume with --resume" } else { "there is no checkpoint to resume from" })]
+    Interrupted {
+        /// Whether `--resume` has a checkpoint to go on from.
+        resumes: bool,
+    },
 }
 
 impl RunError {
@@ -263,7 +266,7 @@ impl RunError {
         match self {
             Self::BadInput { .. } => 2,
             Self::JobFailed { .. } => 3,
-            Self::Interrupted => 130,
+            Self::Interrupted { .. } => 130,
         }
     }
 }

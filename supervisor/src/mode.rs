@@ -13,8 +13,8 @@ use super::exit::Exit;
 pub(crate) enum Mode {
     /// Training.
     Running,
-    /// A trainer has failed; the others write their checkpoint and leave.
-    Survivors { until: Duration },
+    /// A trainer has failed; the others write their checkpoint and leave. The user may have interrupted meanwhile.
+    Survivors { until: Duration, interrupted: bool },
     /// The user has interrupted; trainers write a checkpoint and leave.
     Interrupted { until: Duration },
     /// The job is done; everybody leaves.
@@ -27,7 +27,7 @@ impl Mode {
     /// Deadline at which a worker that still lives is killed. It is later while the worker writes its checkpoint.
     pub(crate) fn until_of(&self, worker: &Worker) -> Option<Duration> {
         match *self {
-            Self::Survivors { until } | Self::Interrupted { until } => {
+            Self::Survivors { until, .. } | Self::Interrupted { until } => {
                 Some(worker.busy_until.map_or(until, |it| it.max(until)))
             }
             Self::Farewell { until } => Some(until),

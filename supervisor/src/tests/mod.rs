@@ -205,6 +205,7 @@ fn a_dead_trainer_fails_the_job_when_no_restart_is_allowed() {
         run.exit("t1", None, &[]),
         "notice trainer 1: killed by SIGKILL; the other trainers stop"
     );
+    run.say("t0", Message::Saved(Saved { steps: 3 }));
     assert_eq!(run.finish("t0", Outcome::Failed), "kill s0");
     assert_eq!(
         run.exit("s0", None, &[]),

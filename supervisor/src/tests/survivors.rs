@@ -66,6 +66,25 @@ fn an_interrupt_waits_for_a_checkpoint_that_is_being_written() {
 }
 
 #[test]
+fn an_interrupt_leaves_survivors_their_checkpoint_and_the_job_does_not_start_again() {
+    let settings = || {
+        let mut settings = config(1, false, &[]);
+        settings.job.spec.failure_policy.max_restarts = Some(1);
+        settings
+    };
+    let mut run = Run::registered(settings());
+    run.exit("t1", None, &[]);
+    assert!(run.input(Input::Interrupt).starts_with("notice interrupted"));
+    assert_eq!(run.exit("t0", Some(3), &["error: trainer 1 is gone"]), "kill s0");
+    assert!(run.exit("s0", None, &[]).starts_with("done 130"));
+
+    let mut run = Run::registered(settings());
+    run.exit("t1", None, &[]);
+    run.input(Input::Interrupt);
+    assert_eq!(run.input(Input::Interrupt), "kill t0; kill s0", "once more ends it");
+}
+
+#[test]
 fn a_trainer_that_refuses_after_steps_were_done_leaves_the_others_their_checkpoint() {
     let full = ["error: cannot write checkpoint c: no space; check the space and permissions"];
     let mut run = Run::registered(config(1, false, &[]));
