@@ -147,6 +147,30 @@ pub const CADRE_PARENT_PID: &str = "CADRE_PARENT_PID";
 /// Exit code of a worker that was asked to end by SIGTERM and had nothing to hand over.
 pub const ASKED_TO_END: u8 = 143;
 
+/// Variables of workers that only a controller sets, and nobody inherits.
+pub const OF_WORKERS: &[&str] = &[
+    CADRE_ATTEMPT,
+    CADRE_CHECKPOINTS,
+    CADRE_CODES,
+    CADRE_CONTROL,
+    CADRE_CONTROL_CA,
+    CADRE_CONTROL_TOKEN,
+    CADRE_EXCHANGE,
+    CADRE_HOST,
+    CADRE_INCARNATION,
+    CADRE_INDEX,
+    CADRE_JOB,
+    CADRE_MEMORY_MIB,
+    CADRE_OUT,
+    CADRE_PARENT_PID,
+    CADRE_POOL,
+    CADRE_PROFILE,
+    CADRE_RESUME,
+    CADRE_ROLE,
+    CADRE_TOLERANCE,
+    CADRE_TRACE,
+];
+
 /// Variables that the controller sets and a pod template therefore must not.
 pub const RESERVED: &[&str] = &[
     GROUP_RANK,

@@ -225,12 +225,7 @@ impl Processes {
         }
         command.args(rest).args(container.args.iter().flatten());
         // Only the job sets these variables. Those of the user's shell must not reach the worker.
-        for name in [
-            contract::CADRE_PROFILE,
-            contract::CADRE_TOLERANCE,
-            contract::CADRE_CODES,
-            contract::CADRE_EXCHANGE,
-        ] {
+        for name in contract::OF_WORKERS {
             command.env_remove(name);
         }
         for variable in container.env.iter().flatten() {
