@@ -18,6 +18,8 @@ use serde_json::Value;
 mod accumulate;
 #[path = "train/encrypted.rs"]
 mod encrypted;
+#[path = "train/ends.rs"]
+mod ends;
 #[path = "train/heads.rs"]
 mod heads;
 #[path = "train/layers.rs"]
@@ -286,11 +288,8 @@ fn the_last_server_lost_does_what_the_job_says() {
     let alone = Job { servers: 1, ..JOB };
     let calm = place.bits("calm", alone, &[]);
     let fault = ["--fault", "kill-server@2:bwd"];
-    assert_eq!(
-        place.bits("waits", alone, &fault),
-        calm,
-        "a replacement fills the slot in the step"
-    );
+    let waits = place.bits("waits", alone, &fault);
+    assert_eq!(waits, calm, "a replacement fills the slot in the step");
 
     let local = Job { on_pool_loss: "Local", ..alone };
     let args = [&fault[..], &["--no-replace"]].concat();

@@ -16,7 +16,7 @@ mod signals;
 
 use std::path::Path;
 use std::sync::mpsc::sync_channel;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let (outcome, message) = match (&result, &lost) {
         (_, Some(error)) => (Ending::Failed, Some(error.to_string())),
         (Ok(_), None) => (Ending::Completed, None),
-        (Err(RunError::Interrupted), None) => (Ending::Interrupted, None),
+        (Err(RunError::Interrupted { .. }), None) => (Ending::Interrupted, None),
         (Err(error), None) => (Ending::Failed, Some(error.to_string())),
     };
     let end = End { job, outcome, message, attempts, unigram_entropy, sample };
@@ -127,7 +127,10 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
         profile::planned(job.spec.attention.profile.as_deref(), kinds, trainers)
             .map_err(|error| refused(error.to_string()))?;
     }
+    let began = Instant::now();
     let corpus = trainer.as_ref().map(corpus).transpose()?;
+    // Each trainer reads the documents before it registers, all of them at a time.
+    let reading = 2 * began.elapsed() * job.spec.trainers();
     let steps = trainer.as_ref().map(|it| it.steps.get());
     if let Some(headers) = &options.headers {
         let log = cadre_worker::headers::read(headers);
@@ -158,7 +161,10 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
         replace: !options.no_replace,
         program,
         limits: match trainer {
-            Some(_) => Limits::default(),
+            Some(_) => {
+                let limits = Limits::default();
+                Limits { register: limits.register.saturating_add(reading), ..limits }
+            }
             None => Limits {
                 register: PROGRAM_JOINS_WITHIN,
                 interrupt: PROGRAM_JOINS_WITHIN,
@@ -275,7 +281,7 @@ impl Failure {
     pub(crate) fn log(&self) -> &[String] {
         match self {
             Self::Run(RunError::JobFailed { log, .. }) => log,
-            Self::Run(RunError::BadInput { .. } | RunError::Interrupted)
+            Self::Run(RunError::BadInput { .. } | RunError::Interrupted { .. })
             | Self::Refused(_)
             | Self::Lost(_) => &[],
         }
