@@ -54,6 +54,7 @@ impl Directory {
             Content::Foreign => Err(Error::Foreign { path: base }),
             Content::Unfinished if out.is_some() => Err(Error::Unfinished { path: base }),
             Content::Finished | Content::Unfinished => {
+                let base = named(base)?;
                 let mut number = 2_u32;
                 loop {
                     let path = numbered(&base, number);
@@ -130,10 +131,19 @@ impl Directory {
     }
 }
 
+/// The directory by a path that ends in its name, which `.` and `..` do not.
+fn named(path: PathBuf) -> Result<PathBuf, Error> {
+    if path.file_name().is_some() {
+        return Ok(path);
+    }
+    std::fs::canonicalize(&path).map_err(|source| Error::file("read", &path, source))
+}
+
+/// A neighbour of a directory, whether its path ends in a slash or not.
 fn numbered(base: &Path, number: u32) -> PathBuf {
-    let mut name = base.as_os_str().to_os_string();
+    let mut name = base.file_name().unwrap_or_default().to_os_string();
     name.push(format!("-{number}"));
-    PathBuf::from(name)
+    base.with_file_name(name)
 }
 
 fn content(path: &Path) -> Result<Content, Error> {
@@ -190,6 +200,24 @@ mod tests {
         let second = choose(&base, false).unwrap();
         assert_eq!(second.path(), folder.path().join("a/b-2"));
         assert_eq!(std::fs::read_to_string(base.join(END)).unwrap(), "{}");
+    }
+
+    #[test]
+    fn the_next_number_is_beside_the_directory_however_that_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("a");
+        std::fs::create_dir_all(base.join("logs")).unwrap();
+        std::fs::write(base.join(MARK), "").unwrap();
+        std::fs::write(base.join(END), "{}").unwrap();
+        let next = folder.path().canonicalize().unwrap().join("a-2");
+        for written in ["a", "a/", "a//", "a/.", "a/logs/.."] {
+            let chosen = choose(&folder.path().join(written), false).unwrap();
+            assert_eq!(chosen.path().canonicalize().unwrap(), next, "{written}");
+            chosen.withdraw();
+            assert!(!next.exists(), "{written}");
+        }
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(named(PathBuf::from(".")).unwrap(), here);
     }
 
     #[test]
