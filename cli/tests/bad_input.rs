@@ -162,8 +162,15 @@ fn bad_directories_for_results_are_refused() {
         fs::create_dir(folder.join("old")).unwrap();
         fs::write(folder.join("old/steps.jsonl"), "").unwrap();
     };
-    check(unfinished, &["--out", "old"], "old holds an unfinished run; add --resume");
-    check(unfinished, &["--out", "old", "--resume"], "no checkpoint");
+    let said =
+        "old holds a run that has no checkpoint to go on from; name another --out, or remove old";
+    check(unfinished, &["--out", "old"], said);
+    check(unfinished, &["--out", "old", "--resume"], said);
+    let with_checkpoint = |folder: &Path| {
+        unfinished(folder);
+        fs::create_dir_all(folder.join("old/checkpoints/step-2")).unwrap();
+    };
+    check(with_checkpoint, &["--out", "old"], "old holds an unfinished run; add --resume");
 }
 
 #[test]

@@ -44,15 +44,17 @@ impl Directory {
     pub(crate) fn choose(out: Option<&Path>, job: &str, resume: bool) -> Result<Self, Error> {
         let base = out.map_or_else(|| Path::new(HOME).join(job), Path::to_path_buf);
         if resume {
-            return Self::hold(match out {
+            let held = Self::hold(match out {
                 Some(_) => Self::resumable(base)?,
                 None => Self::newest(&base)?,
-            });
+            })?;
+            return if has_checkpoint(held.path()) { Ok(held) } else { Err(held.unfinished()) };
         }
         match content(&base)? {
             Content::Nothing => Self::hold(base),
             Content::Foreign => Err(Error::Foreign { path: base }),
-            Content::Unfinished if out.is_some() => Err(Error::Unfinished { path: base }),
+            // Held first: nobody is told to remove what another run still writes.
+            Content::Unfinished if out.is_some() => Err(Self::hold(base)?.unfinished()),
             Content::Finished | Content::Unfinished => {
                 let base = named(base)?;
                 let mut number = 2_u32;
@@ -92,6 +94,13 @@ impl Directory {
         }
     }
 
+    /// What can be done about a run that has not finished.
+    fn unfinished(self) -> Error {
+        let has_checkpoint = has_checkpoint(&self.path);
+        let path = self.path;
+        if has_checkpoint { Error::Unfinished { path } } else { Error::NoCheckpoint { path } }
+    }
+
     fn resumable(path: PathBuf) -> Result<PathBuf, Error> {
         match content(&path)? {
             Content::Finished | Content::Unfinished => Ok(path),
@@ -129,6 +138,15 @@ impl Directory {
             Err(TryLockError::Error(source)) => Err(Error::file("lock", &mark, source)),
         }
     }
+}
+
+/// Whether a run left a checkpoint that `--resume` goes on from.
+fn has_checkpoint(path: &Path) -> bool {
+    let entries = std::fs::read_dir(path.join("checkpoints")).into_iter().flatten().flatten();
+    entries.map(|it| it.file_name()).any(|name| {
+        let steps = name.to_str().and_then(|it| it.strip_prefix("step-"));
+        steps.is_some_and(|it| it.parse::<u64>().is_ok())
+    })
 }
 
 /// The directory by a path that ends in its name, which `.` and `..` do not.
@@ -187,7 +205,18 @@ mod tests {
                 base.display()
             )
         );
+        let in_use = choose(&base, false).unwrap_err();
+        assert!(in_use.contains("is in use by another run"), "{in_use}");
         drop(first);
+        // Neither remedy leads to the other refusal.
+        let no_checkpoint = format!(
+            "{0} holds a run that has no checkpoint to go on from; name another --out, or remove {0}",
+            base.display()
+        );
+        std::fs::create_dir_all(base.join("checkpoints/step-draft")).unwrap();
+        assert_eq!(choose(&base, false).unwrap_err(), no_checkpoint);
+        assert_eq!(choose(&base, true).unwrap_err(), no_checkpoint);
+        std::fs::create_dir(base.join("checkpoints/step-2")).unwrap();
         assert_eq!(
             choose(&base, false).unwrap_err(),
             format!(

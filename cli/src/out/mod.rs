@@ -232,6 +232,16 @@ pub(crate) enum Error {
         /// The directory.
         path: PathBuf,
     },
+    /// The directory holds a run that cannot be resumed.
+    #[error(
+        "{} holds a run that has no checkpoint to go on from; name another --out, or remove {}",
+        path.display(),
+        path.display()
+    )]
+    NoCheckpoint {
+        /// The directory.
+        path: PathBuf,
+    },
     /// There is nothing to resume.
     #[error("{} holds no run to resume; name its directory with --out", path.display())]
     NothingToResume {
