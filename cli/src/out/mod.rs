@@ -14,6 +14,7 @@ pub(crate) mod trace;
 mod whole;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use cadre_supervisor::{Attempt, ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
@@ -197,6 +198,16 @@ impl Output {
     }
 }
 
+/// Refuses to replay the log that a run in `out` writes to: it drops the rows of steps that it computes again.
+pub(crate) fn check_headers(log: &Path, out: &Path) -> Result<(), Error> {
+    let file = |path: &Path| std::fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let own = file(&out.join("headers.jsonl"));
+    if own.is_some() && own == file(log) {
+        return Err(Error::OwnHeaders { path: log.to_path_buf() });
+    }
+    Ok(())
+}
+
 /// Why results cannot be kept.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum Error {
@@ -257,6 +268,15 @@ pub(crate) enum Error {
     /// The file for the trace is there already.
     #[error("{} exists; remove it or name another file with --trace", path.display())]
     TraceExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The headers to replay are in the file that this run writes.
+    #[error(
+        "--headers {} is the log of this run itself, which drops what it computes again; copy the file and name the copy",
+        path.display()
+    )]
+    OwnHeaders {
         /// The file.
         path: PathBuf,
     },

@@ -44,6 +44,10 @@ const PROGRAM_JOINS_WITHIN: Duration = Duration::from_mins(30);
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let Prepared { mut config, job, unigram_entropy, passed_over } = prepare(options)?;
     let directory = Directory::choose(options.out.as_deref(), &job, options.resume)?;
+    if let Err(error) = check_files(options, directory.path()) {
+        directory.withdraw();
+        return Err(error.into());
+    }
     config.out = std::path::absolute(directory.path())
         .map_err(|error| refused(format!("{}: {error}", directory.path().display())))?;
     if options.trace.is_some() {
@@ -79,6 +83,14 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     face.finish(&summary, output.path());
     kept.map_err(Failure::Lost)?;
     result.map(|_| ()).map_err(Failure::from)
+}
+
+/// Refuses files of the user's that the run would write to itself.
+fn check_files(options: &RunOptions, out: &Path) -> Result<(), out::Error> {
+    match &options.headers {
+        Some(headers) => out::check_headers(headers, out),
+        None => Ok(()),
+    }
 }
 
 fn keep(output: &mut Output, summary: &Summary, file: Option<&Path>) -> Result<(), out::Error> {
