@@ -16,7 +16,9 @@ const HOME: &str = "runs";
 /// A file that every run has from its start.
 const MARK: &str = "steps.jsonl";
 /// A file that a run has when it has finished.
-const END: &str = "summary.json";
+pub(super) const END: &str = "summary.json";
+/// What a run draws when it has finished.
+pub(super) const PICTURE: &str = "picture.svg";
 
 /// A directory that belongs to this run.
 #[derive(Debug)]
@@ -72,6 +74,19 @@ impl Directory {
     /// The directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes what says that a run has finished: it goes on.
+    pub(crate) fn reopen(&self) -> Result<(), Error> {
+        for name in [END, PICTURE] {
+            let path = self.path.join(name);
+            if let Err(source) = std::fs::remove_file(&path)
+                && source.kind() != std::io::ErrorKind::NotFound
+            {
+                return Err(Error::file("remove", &path, source));
+            }
+        }
+        Ok(())
     }
 
     /// Removes what this run has made, unless it went on from an earlier one.

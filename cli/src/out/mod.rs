@@ -4,7 +4,8 @@
 //! `summary.json`, `picture.svg`, and a trace where the user wants it.
 //!
 //! Rows are appended as they come and survive a kill; whole files appear whole or not at all. Rows of
-//! steps that a restart computes again are dropped, so every step stands once, in order.
+//! steps that a restart computes again are dropped, so every step stands once, in order. A run that goes
+//! on after its end takes the summary and the picture away with the first row that it changes.
 
 pub(crate) mod directory;
 mod picture;
@@ -21,7 +22,7 @@ use cadre_supervisor::{Attempt, ProcessRecord, RunEvent, ServerRecord, StepRecor
 use cadre_trainer::checkpoint::Last;
 use serde::{Deserialize, Serialize};
 
-use directory::Directory;
+use directory::{Directory, END, PICTURE};
 use rows::Rows;
 use summary::Summary;
 
@@ -34,6 +35,8 @@ pub(crate) struct Output {
     headers: Rows<HeaderStep>,
     processes: BTreeMap<WorkerName, ProcessRecord>,
     started: Vec<WorkerName>,
+    /// No summary of an earlier run is left.
+    reopened: bool,
 }
 
 /// The fields of a header that are read.
@@ -79,7 +82,8 @@ impl Output {
             }
         };
         let (processes, started) = (BTreeMap::new(), Vec::new());
-        let output = Self { directory, steps, servers, headers, processes, started };
+        let reopened = false;
+        let output = Self { directory, steps, servers, headers, processes, started, reopened };
         match output.write_processes() {
             Ok(()) => Ok(output),
             Err(error) => {
@@ -113,6 +117,9 @@ impl Output {
     pub(crate) fn record(&mut self, event: &RunEvent) -> Result<(), Error> {
         match event {
             RunEvent::Attempt(attempt) => {
+                if self.steps.rows().last().is_some_and(|it| it.step >= attempt.first_step) {
+                    self.reopen()?;
+                }
                 self.steps.drop_from(attempt.first_step)?;
                 self.servers.drop_from(attempt.first_step)?;
                 self.headers.drop_from(attempt.first_step)?;
@@ -128,13 +135,29 @@ impl Output {
                 self.processes.remove(worker);
                 self.write_processes()
             }
-            RunEvent::Step(step) => self.steps.push(step.clone()),
-            RunEvent::Server(server) => self.servers.push(server.clone()),
+            RunEvent::Step(step) => {
+                self.reopen()?;
+                self.steps.push(step.clone())
+            }
+            RunEvent::Server(server) => {
+                self.reopen()?;
+                self.servers.push(server.clone())
+            }
             RunEvent::Header { step, line } => {
+                self.reopen()?;
                 self.headers.push_line(HeaderStep { step: *step }, line)
             }
             RunEvent::Load(_) | RunEvent::Notice { .. } | RunEvent::Finished(_) => Ok(()),
         }
+    }
+
+    /// Takes away what an earlier run said of its end, once.
+    fn reopen(&mut self) -> Result<(), Error> {
+        if !self.reopened {
+            self.directory.reopen()?;
+            self.reopened = true;
+        }
+        Ok(())
     }
 
     /// Adds the row of the step before an attempt from the attempt's checkpoint, if the trainer 0
@@ -183,8 +206,8 @@ impl Output {
         self.write_processes()?;
         let svg = picture::draw(self.steps.rows(), self.servers.rows(), summary.unigram_entropy)
             .map_err(|why| Error::Picture { why })?;
-        whole::write(&self.path().join("picture.svg"), svg.as_bytes())?;
-        whole::write_json(&self.path().join("summary.json"), summary)
+        whole::write(&self.path().join(PICTURE), svg.as_bytes())?;
+        whole::write_json(&self.path().join(END), summary)
     }
 
     /// Gives the directory back as it was found, when nothing has come of the run.
@@ -304,3 +327,6 @@ fn remedy(error: &std::io::Error) -> &'static str {
         _ => "name another --out",
     }
 }
+
+#[cfg(test)]
+mod tests;
