@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -171,6 +173,37 @@ fn bad_directories_for_results_are_refused() {
         fs::create_dir_all(folder.join("old/checkpoints/step-2")).unwrap();
     };
     check(with_checkpoint, &["--out", "old"], "old holds an unfinished run; add --resume");
+}
+
+/// Workers are told of folders in UTF-8.
+#[test]
+fn folders_for_results_whose_names_are_no_text_are_refused() {
+    let folder = place();
+    let odd = OsStr::from_bytes(b"odd-\xff");
+    let run = |args: &[&OsStr], here: &Path| {
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args(["run", "-f"])
+            .arg(folder.path().join("m.yaml"))
+            .arg("--data")
+            .arg(folder.path().join("data"))
+            .args(args)
+            .current_dir(here)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        said
+    };
+    let said = run(&[OsStr::new("--out"), odd], folder.path());
+    assert!(said.starts_with("error: --out ") && said.contains("is not UTF-8; name a"), "{said}");
+    let inside = folder.path().join(odd);
+    assert!(!inside.exists());
+    let said = run(&[OsStr::new("--headers"), odd], folder.path());
+    assert!(said.starts_with("error: --headers ") && said.contains("is not UTF-8; na"), "{said}");
+    fs::create_dir(&inside).unwrap();
+    let said = run(&[], &inside);
+    assert!(said.starts_with("error: --out ") && said.contains("is not UTF-8; name a"), "{said}");
+    assert_eq!(fs::read_dir(&inside).unwrap().count(), 0);
 }
 
 #[test]

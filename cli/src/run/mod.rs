@@ -142,6 +142,7 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     let corpus = trainer.as_ref().map(corpus).transpose()?;
     let steps = trainer.as_ref().map(|it| it.steps.get());
     if let Some(headers) = &options.headers {
+        is_text("--headers", headers, "name a file that is")?;
         let log = cadre_worker::headers::read(headers);
         let covered = log.and_then(|log| match steps {
             // A run that goes on needs those from its checkpoint on, wherever that is.
@@ -152,6 +153,9 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     }
     let name = job.metadata.name.clone().expect("manifests without a name are refused");
     let out = options.out.clone().unwrap_or_default();
+    let absolute = std::path::absolute(options.out.as_deref().unwrap_or(Path::new(".")))
+        .map_err(|error| refused(format!("--out {}: {error}; name a directory", out.display())))?;
+    is_text("--out", &absolute, "name a directory by a whole path that is")?;
     if let Some(file) = &options.trace {
         trace::check(file, &out)?;
     }
@@ -183,6 +187,14 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     config.check(0).map_err(|error| refused(error.to_string()))?;
     let unigram_entropy = corpus.map(|it| it.unigram_entropy());
     Ok(Prepared { config, job: name, unigram_entropy, passed_over: cluster_only })
+}
+
+/// Refuses a path that cannot be told to workers, who are told all in UTF-8.
+fn is_text(option: &str, path: &Path, remedy: &str) -> Result<(), Failure> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(refused(format!("{option} {} is not UTF-8; {remedy}", path.display()))),
+    }
 }
 
 /// The documents that a trainer learns from.
