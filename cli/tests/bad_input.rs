@@ -130,6 +130,10 @@ fn bad_options_are_refused() {
     check(short, &["--headers", "short.jsonl"], "short.jsonl has no step 0");
     check(|_| (), &["--trace", "no/such/trace.json"], "cannot write no/such/trace.json");
     check(|_| (), &["--trace", "m.yaml"], "m.yaml exists; remove it or name another");
+    for file in ["o", "o/", "o/trace", "o/steps.jsonl", "o/summary.json"] {
+        let said = format!("{file} is a name that the run itself makes; name another file");
+        check(|_| (), &["--out", "o", "--trace", file], &said);
+    }
 }
 
 #[test]

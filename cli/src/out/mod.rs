@@ -294,6 +294,12 @@ pub(crate) enum Error {
         /// The file.
         path: PathBuf,
     },
+    /// The trace would take the place of a file of the run.
+    #[error("{} is a name that the run itself makes; name another file with --trace", path.display())]
+    TraceIsOwn {
+        /// The file.
+        path: PathBuf,
+    },
     /// The headers to replay are in the file that this run writes.
     #[error(
         "--headers {} is the log of this run itself, which drops what it computes again; copy the file and name the copy",

@@ -87,8 +87,11 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
 
 /// Refuses files of the user's that the run would write to itself.
 fn check_files(options: &RunOptions, out: &Path) -> Result<(), out::Error> {
-    match &options.headers {
-        Some(headers) => out::check_headers(headers, out),
+    if let Some(headers) = &options.headers {
+        out::check_headers(headers, out)?;
+    }
+    match &options.trace {
+        Some(trace) => trace::check_name(trace, out),
         None => Ok(()),
     }
 }
