@@ -277,6 +277,7 @@ fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
             "{stderr}"
         );
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(!stderr.contains("none is needed") && stderr.contains("say auto"), "{stderr}");
     }
     let (code, said, stderr) = doctor(", --engine=gpu", "unlimited");
     if state(&said, "GPU") == "ok" {
@@ -287,6 +288,37 @@ fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
         stderr.starts_with("error: the manifest asks for GPU, which is not there: "),
         "{stderr}"
     );
+}
+
+/// A trainer of another program says its exchange in its environment.
+#[test]
+fn a_doctor_reads_the_exchange_of_another_program() {
+    let with = |way: &str| {
+        let folder = place();
+        let (head, _) = MANIFEST.split_once("          command: [cadre, train]").unwrap();
+        let env = format!("          env: [{{name: CADRE_EXCHANGE, value: {way}}}]\n");
+        let text = format!("{head}          command: [python, train.py]\n{env}");
+        fs::write(folder.path().join("m.yaml"), text).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args(["doctor", "-f", "m.yaml", "--json"])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (output.status.code(), said, String::from_utf8(output.stderr).unwrap())
+    };
+    for (way, path) in [("auto", "shared memory"), ("tcp", "tcp")] {
+        let (code, said, stderr) = with(way);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{way}");
+        assert_eq!(said["pairs"][0]["path"], path, "{way}");
+        let settings = said["settings"].as_array().unwrap();
+        let told = settings.iter().find(|it| it["name"] == "--exchange of trainers").unwrap();
+        assert_eq!(told["value"], way);
+    }
+    let (code, _, stderr) = with("rdma");
+    assert_eq!(code, Some(2), "{stderr}");
+    let expected = "TrainingJob j: CADRE_EXCHANGE is rdma; write auto, tcp, shm or ucx";
+    assert!(stderr.contains(expected), "{stderr}");
 }
 
 /// A controller of an earlier build would leave out what it does not know.
