@@ -3,7 +3,8 @@
 //! In: the events of the run. Out: `steps.jsonl`, `servers.jsonl`, `headers.jsonl`, `processes.json`,
 //! `summary.json`, `picture.svg`, and a trace where the user wants it.
 //!
-//! Rows are appended as they come and survive a kill; whole files appear whole or not at all. Rows of
+//! Rows are appended as they come and survive a kill, those before a checkpoint a crash of the machine,
+//! too; whole files appear whole or not at all. Rows of
 //! steps that a restart computes again are dropped, so every step stands once, in order. A run that goes
 //! on after its end takes the summary and the picture away with the first row that it changes.
 
@@ -147,8 +148,20 @@ impl Output {
                 self.reopen()?;
                 self.headers.push_line(HeaderStep { step: *step }, line)
             }
-            RunEvent::Load(_) | RunEvent::Notice { .. } | RunEvent::Finished(_) => Ok(()),
+            // One of them, and there are few, says that a checkpoint is written: a crash of the machine must not leave that one
+            // without the rows before it.
+            RunEvent::Notice { .. } => {
+                self.steps.sync()?;
+                self.servers.sync()?;
+                self.headers.sync()
+            }
+            RunEvent::Load(_) | RunEvent::Finished(_) => Ok(()),
         }
+    }
+
+    /// What a run that goes on with `first_step` lacks of the steps before, in sentences.
+    pub(crate) fn lost(&self, first_step: u64) -> Vec<String> {
+        [self.steps.lost(first_step), self.headers.lost(first_step)].into_iter().flatten().collect()
     }
 
     /// Takes away what an earlier run said of its end, once.

@@ -58,3 +58,25 @@ fn a_run_that_drops_rows_is_unfinished_at_once() {
     assert_eq!(output.steps().len(), 2);
     assert!(!folder.path().join(END).exists() && !folder.path().join(PICTURE).exists());
 }
+
+#[test]
+fn rows_that_a_crash_took_are_missed_by_name() {
+    let folder = finished(4);
+    let mut output = opened(folder.path(), true);
+    output.record(&attempt(4)).unwrap();
+    assert!(output.lost(4).is_empty(), "{:?}", output.lost(4));
+    drop(output);
+    let steps = folder.path().join("steps.jsonl");
+    let text = std::fs::read_to_string(&steps).unwrap();
+    let kept: String = text.split_inclusive('\n').take(2).collect();
+    std::fs::write(&steps, kept).unwrap();
+    let mut output = opened(folder.path(), true);
+    output.record(&attempt(4)).unwrap();
+    let said = format!("{} lacks 2 rows of steps before 4", steps.display());
+    let lost = output.lost(4);
+    assert!(lost.len() == 1 && lost[0].starts_with(&said), "{lost:?}");
+    // Where the job goes on before them, nothing is lost.
+    assert!(output.lost(2).is_empty());
+    let (level, text) = (cadre_supervisor::Level::Information, String::new());
+    output.record(&RunEvent::Notice { level, text }).unwrap();
+}

@@ -21,7 +21,9 @@ use std::time::Duration;
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_supervisor::{self, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent};
+use cadre_supervisor::{
+    self, Attempt, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent,
+};
 use cadre_trainer::corpus::Corpus;
 use cadre_trainer::model::Design;
 use cadre_worker::profile;
@@ -269,6 +271,11 @@ fn supervise(
             interrupt.raise();
         }
         face.event(&event);
+        if let RunEvent::Attempt(Attempt { number: 1, first_step, .. }) = &event {
+            for text in output.lost(*first_step) {
+                face.notice(Level::Warning, &text);
+            }
+        }
     }
     let result = run.join().unwrap_or_else(|_| failed("the supervisor panicked".into()));
     Supervised { result, lost, attempts, steps }
