@@ -2,7 +2,9 @@
 
 #![expect(clippy::unwrap_used, reason = "helpers of tests may panic, too")]
 
+use std::ffi::OsStr;
 use std::fs;
+use std::os::unix::ffi::OsStrExt as _;
 use std::path::Path;
 use std::process::Command;
 
@@ -128,6 +130,10 @@ fn bad_options_are_refused() {
     check(short, &["--headers", "short.jsonl"], "short.jsonl has no step 0");
     check(|_| (), &["--trace", "no/such/trace.json"], "cannot write no/such/trace.json");
     check(|_| (), &["--trace", "m.yaml"], "m.yaml exists; remove it or name another");
+    for file in ["o", "o/", "o/trace", "o/steps.jsonl", "o/summary.json"] {
+        let said = format!("{file} is a name that the run itself makes; name another file");
+        check(|_| (), &["--out", "o", "--trace", file], &said);
+    }
 }
 
 #[test]
@@ -162,8 +168,46 @@ fn bad_directories_for_results_are_refused() {
         fs::create_dir(folder.join("old")).unwrap();
         fs::write(folder.join("old/steps.jsonl"), "").unwrap();
     };
-    check(unfinished, &["--out", "old"], "old holds an unfinished run; add --resume");
-    check(unfinished, &["--out", "old", "--resume"], "no checkpoint");
+    let said =
+        "old holds a run that has no checkpoint to go on from; name another --out, or remove old";
+    check(unfinished, &["--out", "old"], said);
+    check(unfinished, &["--out", "old", "--resume"], said);
+    let with_checkpoint = |folder: &Path| {
+        unfinished(folder);
+        fs::create_dir_all(folder.join("old/checkpoints/step-2")).unwrap();
+    };
+    check(with_checkpoint, &["--out", "old"], "old holds an unfinished run; add --resume");
+}
+
+/// Workers are told of folders in UTF-8.
+#[test]
+fn folders_for_results_whose_names_are_no_text_are_refused() {
+    let folder = place();
+    let odd = OsStr::from_bytes(b"odd-\xff");
+    let run = |args: &[&OsStr], here: &Path| {
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args(["run", "-f"])
+            .arg(folder.path().join("m.yaml"))
+            .arg("--data")
+            .arg(folder.path().join("data"))
+            .args(args)
+            .current_dir(here)
+            .output()
+            .unwrap();
+        let said = String::from_utf8(output.stderr).unwrap();
+        assert_eq!((output.status.code(), said.lines().count()), (Some(2), 1), "{said}");
+        said
+    };
+    let said = run(&[OsStr::new("--out"), odd], folder.path());
+    assert!(said.starts_with("error: --out ") && said.contains("is not UTF-8; name a"), "{said}");
+    let inside = folder.path().join(odd);
+    assert!(!inside.exists());
+    let said = run(&[OsStr::new("--headers"), odd], folder.path());
+    assert!(said.starts_with("error: --headers ") && said.contains("is not UTF-8; na"), "{said}");
+    fs::create_dir(&inside).unwrap();
+    let said = run(&[], &inside);
+    assert!(said.starts_with("error: --out ") && said.contains("is not UTF-8; name a"), "{said}");
+    assert_eq!(fs::read_dir(&inside).unwrap().count(), 0);
 }
 
 #[test]
@@ -233,6 +277,7 @@ fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
             "{stderr}"
         );
         assert_eq!(stderr.lines().count(), 1, "{stderr}");
+        assert!(!stderr.contains("none is needed") && stderr.contains("say auto"), "{stderr}");
     }
     let (code, said, stderr) = doctor(", --engine=gpu", "unlimited");
     if state(&said, "GPU") == "ok" {
@@ -243,6 +288,37 @@ fn a_doctor_tries_what_there_is_and_refuses_what_a_manifest_asks_for_in_vain() {
         stderr.starts_with("error: the manifest asks for GPU, which is not there: "),
         "{stderr}"
     );
+}
+
+/// A trainer of another program says its exchange in its environment.
+#[test]
+fn a_doctor_reads_the_exchange_of_another_program() {
+    let with = |way: &str| {
+        let folder = place();
+        let (head, _) = MANIFEST.split_once("          command: [cadre, train]").unwrap();
+        let env = format!("          env: [{{name: CADRE_EXCHANGE, value: {way}}}]\n");
+        let text = format!("{head}          command: [python, train.py]\n{env}");
+        fs::write(folder.path().join("m.yaml"), text).unwrap();
+        let output = Command::new(env!("CARGO_BIN_EXE_cadre"))
+            .args(["doctor", "-f", "m.yaml", "--json"])
+            .current_dir(folder.path())
+            .output()
+            .unwrap();
+        let said: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap_or_default();
+        (output.status.code(), said, String::from_utf8(output.stderr).unwrap())
+    };
+    for (way, path) in [("auto", "shared memory"), ("tcp", "tcp")] {
+        let (code, said, stderr) = with(way);
+        assert_eq!((code, stderr.as_str()), (Some(0), ""), "{way}");
+        assert_eq!(said["pairs"][0]["path"], path, "{way}");
+        let settings = said["settings"].as_array().unwrap();
+        let told = settings.iter().find(|it| it["name"] == "--exchange of trainers").unwrap();
+        assert_eq!(told["value"], way);
+    }
+    let (code, _, stderr) = with("rdma");
+    assert_eq!(code, Some(2), "{stderr}");
+    let expected = "TrainingJob j: CADRE_EXCHANGE is rdma; write auto, tcp, shm or ucx";
+    assert!(stderr.contains(expected), "{stderr}");
 }
 
 /// A controller of an earlier build would leave out what it does not know.

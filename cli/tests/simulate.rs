@@ -228,6 +228,41 @@ fn unlike_speeds_are_planned_for_by_number() {
     }
 }
 
+/// What the job's trainer cuts its documents at counts, unless another list is given.
+#[test]
+fn a_job_is_planned_with_its_own_lengths() {
+    let folder = tempfile::tempdir().unwrap();
+    let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../examples/bible.yaml");
+    let text = fs::read_to_string(demo).unwrap();
+    let (model, own) = ("            - --model=small\n", "            - --lengths=own.json\n");
+    fs::write(folder.path().join("plain.yaml"), &text).unwrap();
+    let with_own = text.replace(model, &format!("{model}{own}"));
+    fs::write(folder.path().join("own.yaml"), with_own).unwrap();
+    let of = |command: &str, file: &str, more: &[&str]| {
+        let nodes: &[&str] = if command == "plan" { &["--nodes", "9"] } else { &[] };
+        let args = [&[command, "--json", "-f", file], nodes, more].concat();
+        cadre(folder.path(), &args)
+    };
+    let missing = "--lengths of the job's trainer: own.json is no list of lengths: ";
+    for command in ["plan", "simulate"] {
+        let (code, out, said) = of(command, "own.yaml", &[]);
+        assert_eq!((code, out.as_str()), (Some(2), ""), "{command}: {said}");
+        assert!(said.contains(missing) && said.contains("or --lengths sampler"), "{said}");
+    }
+    fs::write(folder.path().join("own.json"), "[700, 90]").unwrap();
+    for command in ["plan", "simulate"] {
+        let of = |file, more: &[&str]| {
+            let (code, out, said) = of(command, file, more);
+            assert_eq!((code, said.as_str()), (Some(0), ""), "{command}");
+            out
+        };
+        let (shipped, own) = (of("plain.yaml", &[]), of("own.yaml", &[]));
+        assert_ne!(own, shipped, "{command}");
+        assert_eq!(of("plain.yaml", &["--lengths", "own.json"]), own, "{command}");
+        assert_eq!(of("own.yaml", &["--lengths", "sampler"]), shipped, "{command}");
+    }
+}
+
 /// Servers that are asked for beside trainers in place can be lost, though the pool of the manifest has none.
 #[test]
 fn servers_beside_a_pool_in_place_can_be_lost() {

@@ -136,38 +136,38 @@ pub(crate) struct PlanOptions {
     /// With -f: nodes that trainers and servers may have together.
     #[arg(long, value_name = "N", requires = "files")]
     pub(crate) nodes: Option<NonZeroU32>,
-    /// With -f: list of lengths that documents are cut at; `sampler` is the list that ships with Cadre.
+    /// With -f: list of lengths that documents are cut at, `sampler` for the list that ships with Cadre; default: the job's.
     #[arg(long, value_name = "FILE", requires = "files")]
     pub(crate) lengths: Option<String>,
     /// Draw slots as bars and documents as colours, before and after, as SVG.
     #[arg(long, value_name = "FILE")]
     pub(crate) picture: Option<PathBuf>,
-    /// Dedicated slots; default: one in place at each rank.
-    #[arg(long, value_name = "N")]
+    /// With --workload: dedicated slots; default: one in place at each rank.
+    #[arg(long, value_name = "N", conflicts_with = "files")]
     pub(crate) slots: Option<NonZeroU16>,
     /// Processors of a rank and of a slot; with one, KV heads of a document may part.
     #[arg(long, default_value = "1", value_name = "N")]
     pub(crate) lanes: NonZeroU16,
-    /// How documents that span ranks are laid out.
-    #[arg(long, value_enum, default_value_t = LayoutKind::EndToEnd)]
+    /// With --workload: how documents that span ranks are laid out.
+    #[arg(long, value_enum, default_value_t = LayoutKind::EndToEnd, conflicts_with = "files")]
     pub(crate) layout: LayoutKind,
-    /// Elements of a row of Q: heads times head dim.
-    #[arg(long, default_value_t = 4096)]
+    /// With --workload: elements of a row of Q, heads times head dim.
+    #[arg(long, default_value_t = 4096, conflicts_with = "files")]
     pub(crate) hidden_q: u32,
-    /// Elements of a row of K, and of V.
-    #[arg(long, default_value_t = 1024)]
+    /// With --workload: elements of a row of K, and of V.
+    #[arg(long, default_value_t = 1024, conflicts_with = "files")]
     pub(crate) hidden_kv: u32,
-    /// Query heads.
-    #[arg(long, default_value = "32")]
+    /// With --workload: query heads.
+    #[arg(long, default_value = "32", conflicts_with = "files")]
     pub(crate) heads: NonZeroU16,
-    /// Elements of a head.
-    #[arg(long, default_value = "128")]
+    /// With --workload: elements of a head.
+    #[arg(long, default_value = "128", conflicts_with = "files")]
     pub(crate) head_dim: NonZeroU16,
     /// Print one line of JSON.
     #[arg(long)]
     pub(crate) json: bool,
-    /// Write the plan to a file.
-    #[arg(long, value_name = "FILE")]
+    /// With --workload: write the plan to a file.
+    #[arg(long, value_name = "FILE", conflicts_with = "files")]
     pub(crate) out: Option<PathBuf>,
 }
 

@@ -12,6 +12,30 @@ fn the_command_line_is_consistent() {
     Cli::command().debug_assert();
 }
 
+/// What only a workload has is no option of a job, where it would be passed over in silence.
+#[test]
+fn a_job_is_planned_with_no_option_of_a_workload() {
+    let plan = |options: &[&str]| {
+        let words = [&["cadre", "plan", "-f", "m.yaml", "--nodes", "2"], options].concat();
+        Cli::try_parse_from(words).err().map(|it| it.to_string())
+    };
+    for options in [
+        ["--workload", "w.json"],
+        ["--slots", "3"],
+        ["--layout", "head-tail"],
+        ["--hidden-q", "4096"],
+        ["--hidden-kv", "1024"],
+        ["--heads", "32"],
+        ["--head-dim", "128"],
+        ["--out", "plan.json"],
+    ] {
+        let said = plan(&options).expect("it is refused");
+        assert!(said.contains(options[0]) && said.contains("cannot be used with"), "{said}");
+    }
+    let both = ["--lanes", "2", "--weights", "100", "--tolerance", "1.1", "--picture", "p.svg"];
+    assert_eq!(plan(&[&both[..], &["--json"]].concat()), None);
+}
+
 /// Commands of `cadre` in a page: lines of its `sh` blocks, and words in backquotes. Lines that end in a backslash go on in
 /// the next one; comments, redirections and what follows a pipe are left out.
 fn commands(page: &str) -> Vec<Vec<String>> {

@@ -143,11 +143,17 @@ fn rdma(asked: &Asked) -> Finding {
             );
             Finding { name: RDMA, state: State::Ok, what, remedy: None }
         }
-        Err(why) => {
-            let remedy =
-                "none is needed: with --exchange auto, rows between machines come by tcp then";
-            absent(RDMA, is_asked, format!("{why}; {devices}"), remedy)
-        }
+        Err(why) => absent(RDMA, is_asked, format!("{why}; {devices}"), without_rdma(is_asked)),
+    }
+}
+
+/// What to do where no card reads.
+fn without_rdma(is_asked: bool) -> &'static str {
+    if is_asked {
+        "run where there are cards for RDMA and UCX, or say auto instead of ucx in --exchange, or in CADRE_EXCHANGE of a \
+         program other than cadre train"
+    } else {
+        "none is needed: with --exchange auto, rows between machines come by tcp then"
     }
 }
 
@@ -220,6 +226,13 @@ pub(super) fn engine_name(choice: EngineChoice) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn who_asks_for_rdma_is_not_told_that_none_is_needed() {
+        assert!(without_rdma(false).starts_with("none is needed"));
+        let asked = without_rdma(true);
+        assert!(!asked.contains("none is needed") && asked.contains("say auto"), "{asked}");
+    }
 
     #[test]
     fn locked_memory_is_judged_where_cards_hold_rows_in_it() {

@@ -11,7 +11,8 @@ mod pairs;
 use std::fmt::Write as _;
 use std::path::PathBuf;
 
-use cadre_crds::Encryption;
+use cadre_crds::validate::Refusal;
+use cadre_crds::{Encryption, TrainingJob};
 use clap::Args;
 use serde::Serialize;
 
@@ -108,7 +109,10 @@ fn asked(files: &[PathBuf]) -> Result<Asked, DeclaredError> {
         return Ok(Asked { trainers: 1, exchange, engine: auto, encryption: None });
     }
     let Declared { job, trainer, server, .. } = declared(files)?;
-    let trained = trainer.map_or((auto[0], exchange[0]), |it| (it.engine, it.process.exchange));
+    let trained = match trainer {
+        Some(it) => (it.engine, it.process.exchange),
+        None => (auto[0], exchange::of_another(&job).map_err(|it| refused(&job, it))?),
+    };
     let served = server.map_or((auto[0], exchange[0]), |it| (it.engine, it.process.exchange));
     Ok(Asked {
         trainers: u64::from(job.spec.nodes) * u64::from(job.spec.procs_per_node),
@@ -116,6 +120,11 @@ fn asked(files: &[PathBuf]) -> Result<Asked, DeclaredError> {
         engine: [trained.0, served.0],
         encryption: job.spec.attention.encryption,
     })
+}
+
+fn refused(job: &TrainingJob, refusal: Refusal) -> DeclaredError {
+    let name = job.metadata.name.clone().unwrap_or_default();
+    DeclaredError::Refused { kind: TrainingJob::KIND, name, refusal }
 }
 
 /// What the manifests say, and the environment; secrets by name alone.

@@ -16,7 +16,9 @@ const HOME: &str = "runs";
 /// A file that every run has from its start.
 const MARK: &str = "steps.jsonl";
 /// A file that a run has when it has finished.
-const END: &str = "summary.json";
+pub(super) const END: &str = "summary.json";
+/// What a run draws when it has finished.
+pub(super) const PICTURE: &str = "picture.svg";
 
 /// A directory that belongs to this run.
 #[derive(Debug)]
@@ -44,16 +46,19 @@ impl Directory {
     pub(crate) fn choose(out: Option<&Path>, job: &str, resume: bool) -> Result<Self, Error> {
         let base = out.map_or_else(|| Path::new(HOME).join(job), Path::to_path_buf);
         if resume {
-            return Self::hold(match out {
+            let held = Self::hold(match out {
                 Some(_) => Self::resumable(base)?,
                 None => Self::newest(&base)?,
-            });
+            })?;
+            return if has_checkpoint(held.path()) { Ok(held) } else { Err(held.unfinished()) };
         }
         match content(&base)? {
             Content::Nothing => Self::hold(base),
             Content::Foreign => Err(Error::Foreign { path: base }),
-            Content::Unfinished if out.is_some() => Err(Error::Unfinished { path: base }),
+            // Held first: nobody is told to remove what another run still writes.
+            Content::Unfinished if out.is_some() => Err(Self::hold(base)?.unfinished()),
             Content::Finished | Content::Unfinished => {
+                let base = named(base)?;
                 let mut number = 2_u32;
                 loop {
                     let path = numbered(&base, number);
@@ -69,6 +74,19 @@ impl Directory {
     /// The directory.
     pub(crate) fn path(&self) -> &Path {
         &self.path
+    }
+
+    /// Removes what says that a run has finished: it goes on.
+    pub(crate) fn reopen(&self) -> Result<(), Error> {
+        for name in [END, PICTURE] {
+            let path = self.path.join(name);
+            if let Err(source) = std::fs::remove_file(&path)
+                && source.kind() != std::io::ErrorKind::NotFound
+            {
+                return Err(Error::file("remove", &path, source));
+            }
+        }
+        Ok(())
     }
 
     /// Removes what this run has made, unless it went on from an earlier one.
@@ -89,6 +107,13 @@ impl Directory {
         for folder in self.made.iter().rev() {
             std::fs::remove_dir(folder).ok();
         }
+    }
+
+    /// What can be done about a run that has not finished.
+    fn unfinished(self) -> Error {
+        let has_checkpoint = has_checkpoint(&self.path);
+        let path = self.path;
+        if has_checkpoint { Error::Unfinished { path } } else { Error::NoCheckpoint { path } }
     }
 
     fn resumable(path: PathBuf) -> Result<PathBuf, Error> {
@@ -130,10 +155,28 @@ impl Directory {
     }
 }
 
+/// Whether a run left a checkpoint that `--resume` goes on from.
+fn has_checkpoint(path: &Path) -> bool {
+    let entries = std::fs::read_dir(path.join("checkpoints")).into_iter().flatten().flatten();
+    entries.map(|it| it.file_name()).any(|name| {
+        let steps = name.to_str().and_then(|it| it.strip_prefix("step-"));
+        steps.is_some_and(|it| it.parse::<u64>().is_ok())
+    })
+}
+
+/// The directory by a path that ends in its name, which `.` and `..` do not.
+fn named(path: PathBuf) -> Result<PathBuf, Error> {
+    if path.file_name().is_some() {
+        return Ok(path);
+    }
+    std::fs::canonicalize(&path).map_err(|source| Error::file("read", &path, source))
+}
+
+/// A neighbour of a directory, whether its path ends in a slash or not.
 fn numbered(base: &Path, number: u32) -> PathBuf {
-    let mut name = base.as_os_str().to_os_string();
+    let mut name = base.file_name().unwrap_or_default().to_os_string();
     name.push(format!("-{number}"));
-    PathBuf::from(name)
+    base.with_file_name(name)
 }
 
 fn content(path: &Path) -> Result<Content, Error> {
@@ -177,7 +220,18 @@ mod tests {
                 base.display()
             )
         );
+        let in_use = choose(&base, false).unwrap_err();
+        assert!(in_use.contains("is in use by another run"), "{in_use}");
         drop(first);
+        // Neither remedy leads to the other refusal.
+        let no_checkpoint = format!(
+            "{0} holds a run that has no checkpoint to go on from; name another --out, or remove {0}",
+            base.display()
+        );
+        std::fs::create_dir_all(base.join("checkpoints/step-draft")).unwrap();
+        assert_eq!(choose(&base, false).unwrap_err(), no_checkpoint);
+        assert_eq!(choose(&base, true).unwrap_err(), no_checkpoint);
+        std::fs::create_dir(base.join("checkpoints/step-2")).unwrap();
         assert_eq!(
             choose(&base, false).unwrap_err(),
             format!(
@@ -190,6 +244,24 @@ mod tests {
         let second = choose(&base, false).unwrap();
         assert_eq!(second.path(), folder.path().join("a/b-2"));
         assert_eq!(std::fs::read_to_string(base.join(END)).unwrap(), "{}");
+    }
+
+    #[test]
+    fn the_next_number_is_beside_the_directory_however_that_is_written() {
+        let folder = tempfile::tempdir().unwrap();
+        let base = folder.path().join("a");
+        std::fs::create_dir_all(base.join("logs")).unwrap();
+        std::fs::write(base.join(MARK), "").unwrap();
+        std::fs::write(base.join(END), "{}").unwrap();
+        let next = folder.path().canonicalize().unwrap().join("a-2");
+        for written in ["a", "a/", "a//", "a/.", "a/logs/.."] {
+            let chosen = choose(&folder.path().join(written), false).unwrap();
+            assert_eq!(chosen.path().canonicalize().unwrap(), next, "{written}");
+            chosen.withdraw();
+            assert!(!next.exists(), "{written}");
+        }
+        let here = std::env::current_dir().unwrap().canonicalize().unwrap();
+        assert_eq!(named(PathBuf::from(".")).unwrap(), here);
     }
 
     #[test]

@@ -3,8 +3,10 @@
 //! In: the events of the run. Out: `steps.jsonl`, `servers.jsonl`, `headers.jsonl`, `processes.json`,
 //! `summary.json`, `picture.svg`, and a trace where the user wants it.
 //!
-//! Rows are appended as they come and survive a kill; whole files appear whole or not at all. Rows of
-//! steps that a restart computes again are dropped, so every step stands once, in order.
+//! Rows are appended as they come and survive a kill, those before a checkpoint a crash of the machine,
+//! too; whole files appear whole or not at all. Rows of
+//! steps that a restart computes again are dropped, so every step stands once, in order. A run that goes
+//! on after its end takes the summary and the picture away with the first row that it changes.
 
 pub(crate) mod directory;
 mod picture;
@@ -14,13 +16,14 @@ pub(crate) mod trace;
 mod whole;
 
 use std::collections::BTreeMap;
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use cadre_supervisor::{Attempt, ProcessRecord, RunEvent, ServerRecord, StepRecord, WorkerName};
 use cadre_trainer::checkpoint::Last;
 use serde::{Deserialize, Serialize};
 
-use directory::Directory;
+use directory::{Directory, END, PICTURE};
 use rows::Rows;
 use summary::Summary;
 
@@ -33,6 +36,8 @@ pub(crate) struct Output {
     headers: Rows<HeaderStep>,
     processes: BTreeMap<WorkerName, ProcessRecord>,
     started: Vec<WorkerName>,
+    /// No summary of an earlier run is left.
+    reopened: bool,
 }
 
 /// The fields of a header that are read.
@@ -78,7 +83,8 @@ impl Output {
             }
         };
         let (processes, started) = (BTreeMap::new(), Vec::new());
-        let output = Self { directory, steps, servers, headers, processes, started };
+        let reopened = false;
+        let output = Self { directory, steps, servers, headers, processes, started, reopened };
         match output.write_processes() {
             Ok(()) => Ok(output),
             Err(error) => {
@@ -112,6 +118,9 @@ impl Output {
     pub(crate) fn record(&mut self, event: &RunEvent) -> Result<(), Error> {
         match event {
             RunEvent::Attempt(attempt) => {
+                if self.steps.rows().last().is_some_and(|it| it.step >= attempt.first_step) {
+                    self.reopen()?;
+                }
                 self.steps.drop_from(attempt.first_step)?;
                 self.servers.drop_from(attempt.first_step)?;
                 self.headers.drop_from(attempt.first_step)?;
@@ -127,13 +136,41 @@ impl Output {
                 self.processes.remove(worker);
                 self.write_processes()
             }
-            RunEvent::Step(step) => self.steps.push(step.clone()),
-            RunEvent::Server(server) => self.servers.push(server.clone()),
+            RunEvent::Step(step) => {
+                self.reopen()?;
+                self.steps.push(step.clone())
+            }
+            RunEvent::Server(server) => {
+                self.reopen()?;
+                self.servers.push(server.clone())
+            }
             RunEvent::Header { step, line } => {
+                self.reopen()?;
                 self.headers.push_line(HeaderStep { step: *step }, line)
             }
-            RunEvent::Load(_) | RunEvent::Notice { .. } | RunEvent::Finished(_) => Ok(()),
+            // One of them, and there are few, says that a checkpoint is written: a crash of the machine must not leave that one
+            // without the rows before it.
+            RunEvent::Notice { .. } => {
+                self.steps.sync()?;
+                self.servers.sync()?;
+                self.headers.sync()
+            }
+            RunEvent::Load(_) | RunEvent::Finished(_) => Ok(()),
         }
+    }
+
+    /// What a run that goes on with `first_step` lacks of the steps before, in sentences.
+    pub(crate) fn lost(&self, first_step: u64) -> Vec<String> {
+        [self.steps.lost(first_step), self.headers.lost(first_step)].into_iter().flatten().collect()
+    }
+
+    /// Takes away what an earlier run said of its end, once.
+    fn reopen(&mut self) -> Result<(), Error> {
+        if !self.reopened {
+            self.directory.reopen()?;
+            self.reopened = true;
+        }
+        Ok(())
     }
 
     /// Adds the row of the step before an attempt from the attempt's checkpoint, if the trainer 0
@@ -182,8 +219,8 @@ impl Output {
         self.write_processes()?;
         let svg = picture::draw(self.steps.rows(), self.servers.rows(), summary.unigram_entropy)
             .map_err(|why| Error::Picture { why })?;
-        whole::write(&self.path().join("picture.svg"), svg.as_bytes())?;
-        whole::write_json(&self.path().join("summary.json"), summary)
+        whole::write(&self.path().join(PICTURE), svg.as_bytes())?;
+        whole::write_json(&self.path().join(END), summary)
     }
 
     /// Gives the directory back as it was found, when nothing has come of the run.
@@ -195,6 +232,16 @@ impl Output {
         let processes: Vec<&ProcessRecord> = self.processes.values().collect();
         whole::write_json(&self.path().join("processes.json"), &processes)
     }
+}
+
+/// Refuses to replay the log that a run in `out` writes to: it drops the rows of steps that it computes again.
+pub(crate) fn check_headers(log: &Path, out: &Path) -> Result<(), Error> {
+    let file = |path: &Path| std::fs::metadata(path).map(|it| (it.dev(), it.ino())).ok();
+    let own = file(&out.join("headers.jsonl"));
+    if own.is_some() && own == file(log) {
+        return Err(Error::OwnHeaders { path: log.to_path_buf() });
+    }
+    Ok(())
 }
 
 /// Why results cannot be kept.
@@ -232,6 +279,16 @@ pub(crate) enum Error {
         /// The directory.
         path: PathBuf,
     },
+    /// The directory holds a run that cannot be resumed.
+    #[error(
+        "{} holds a run that has no checkpoint to go on from; name another --out, or remove {}",
+        path.display(),
+        path.display()
+    )]
+    NoCheckpoint {
+        /// The directory.
+        path: PathBuf,
+    },
     /// There is nothing to resume.
     #[error("{} holds no run to resume; name its directory with --out", path.display())]
     NothingToResume {
@@ -247,6 +304,21 @@ pub(crate) enum Error {
     /// The file for the trace is there already.
     #[error("{} exists; remove it or name another file with --trace", path.display())]
     TraceExists {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The trace would take the place of a file of the run.
+    #[error("{} is a name that the run itself makes; name another file with --trace", path.display())]
+    TraceIsOwn {
+        /// The file.
+        path: PathBuf,
+    },
+    /// The headers to replay are in the file that this run writes.
+    #[error(
+        "--headers {} is the log of this run itself, which drops what it computes again; copy the file and name the copy",
+        path.display()
+    )]
+    OwnHeaders {
         /// The file.
         path: PathBuf,
     },
@@ -274,3 +346,6 @@ fn remedy(error: &std::io::Error) -> &'static str {
         _ => "name another --out",
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -85,6 +85,23 @@ impl<T: Row> Rows<T> {
         Ok(())
     }
 
+    /// Waits until the rows so far are on the disk, where a crash of the machine leaves them.
+    pub(crate) fn sync(&self) -> Result<(), Error> {
+        self.file.sync_data().map_err(|source| Error::file("write", &self.path, source))
+    }
+
+    /// The rows that are missing of steps before `first_step`, one sentence; none where all are there.
+    pub(crate) fn lost(&self, first_step: u64) -> Option<String> {
+        let missing = first_step.saturating_sub(self.read.len() as u64);
+        let path = self.path.display();
+        (missing > 0).then(|| {
+            format!(
+                "{path} lacks {missing} rows of steps before {first_step}, as after a crash of the machine: put a whole copy \
+                 there and resume again, or go on without them"
+            )
+        })
+    }
+
     /// Drops the first row of `step` or a later one, and all behind it.
     pub(crate) fn drop_from(&mut self, step: u64) -> Result<(), Error> {
         match self.read.iter().position(|row| row.step() >= step) {
@@ -182,6 +199,9 @@ mod tests {
         let path = PathBuf::from("/dev/full");
         let file = OpenOptions::new().write(true).open(&path).unwrap();
         let mut file = Rows::<Sample> { path, file, read: Vec::new(), ends: Vec::new() };
+        // No disk is behind it.
+        let error = file.sync().unwrap_err().to_string();
+        assert!(error.starts_with("cannot write /dev/full: "), "{error}");
         let row = Sample { step: 0, value: 0.0, text: String::new() };
         let error = file.push(row).unwrap_err().to_string();
         assert!(error.contains("free space there"), "{error}");

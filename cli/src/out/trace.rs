@@ -17,6 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use super::{Error, whole};
 
+/// What a run makes in its directory.
+const OWN: [&str; 9] = [
+    "checkpoints",
+    "headers.jsonl",
+    "logs",
+    "picture.svg",
+    "processes.json",
+    "servers.jsonl",
+    "steps.jsonl",
+    "summary.json",
+    "trace",
+];
+
 /// Where workers put their spans.
 pub(crate) fn folder(out: &Path) -> PathBuf {
     out.join("trace")
@@ -34,6 +47,20 @@ pub(crate) fn check(file: &Path, out: &Path) -> Result<(), Error> {
     }
     let source = std::io::Error::from(std::io::ErrorKind::NotFound);
     Err(Error::file("write", file, source))
+}
+
+/// Refuses a file that a run in `out` makes itself, or has its own files in. `out` is there.
+pub(crate) fn check_name(file: &Path, out: &Path) -> Result<(), Error> {
+    let parent = file.parent().filter(|it| !it.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    let whole = |path: &Path| std::fs::canonicalize(path).ok();
+    // A file whose folder is not there has been refused.
+    let (Some(parent), Some(out)) = (whole(parent), whole(out)) else { return Ok(()) };
+    let found = parent.join(file.file_name().unwrap_or_default());
+    let inside = found.strip_prefix(&out).ok().and_then(|it| it.iter().next()?.to_str());
+    if out.starts_with(&found) || inside.is_some_and(|it| OWN.contains(&it)) {
+        return Err(Error::TraceIsOwn { path: file.to_path_buf() });
+    }
+    Ok(())
 }
 
 /// Forgets the spans of an earlier run in the same directory.
@@ -227,5 +254,27 @@ mod tests {
         assert!(error.ends_with("exists; remove it or name another file with --trace"), "{error}");
         let error = check(&out.path().join("no/trace.json"), out.path()).unwrap_err().to_string();
         assert!(error.contains("name a directory that exists"), "{error}");
+    }
+
+    #[test]
+    fn names_of_the_run_itself_are_no_traces() {
+        let folder = tempfile::tempdir().unwrap();
+        let out = folder.path().join("runs/o");
+        std::fs::create_dir_all(out.join("logs")).unwrap();
+        std::os::unix::fs::symlink(&out, folder.path().join("link")).unwrap();
+        for name in OWN.iter().chain(&["logs/t.json", "logs/../steps.jsonl"]) {
+            for file in [out.join(name), folder.path().join("link").join(name)] {
+                let error = check_name(&file, &out).unwrap_err().to_string();
+                let expected =
+                    "is a name that the run itself makes; name another file with --trace";
+                assert!(error.ends_with(expected), "{error}");
+            }
+        }
+        for file in [&out, &out.join("."), &folder.path().join("runs")] {
+            check_name(file, &out).unwrap_err();
+        }
+        for name in ["runs/o/trace.json", "runs/o.json", "runs/trace", "link/t.json"] {
+            check_name(&folder.path().join(name), &out).unwrap();
+        }
     }
 }

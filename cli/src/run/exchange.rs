@@ -106,7 +106,7 @@ pub(super) fn check_exchange(
 }
 
 /// What the environment of a trainer says that is another program than `cadre train`.
-fn of_another(job: &TrainingJob) -> Result<ExchangeChoice, Refusal> {
+pub(crate) fn of_another(job: &TrainingJob) -> Result<ExchangeChoice, Refusal> {
     let containers = job.spec.template.spec.iter().flat_map(|it| &it.containers);
     let mut variables = containers.take(1).flat_map(|it| it.env.iter().flatten());
     let told = variables.find(|it| it.name == CADRE_EXCHANGE).and_then(|it| it.value.as_deref());

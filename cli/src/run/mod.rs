@@ -21,7 +21,9 @@ use std::time::{Duration, Instant};
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_supervisor::{self, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent};
+use cadre_supervisor::{
+    self, Attempt, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent,
+};
 use cadre_trainer::corpus::Corpus;
 use cadre_trainer::model::Design;
 use cadre_worker::profile;
@@ -44,6 +46,10 @@ const PROGRAM_JOINS_WITHIN: Duration = Duration::from_mins(30);
 pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let Prepared { mut config, job, unigram_entropy, passed_over } = prepare(options)?;
     let directory = Directory::choose(options.out.as_deref(), &job, options.resume)?;
+    if let Err(error) = check_files(options, directory.path()) {
+        directory.withdraw();
+        return Err(error.into());
+    }
     config.out = std::path::absolute(directory.path())
         .map_err(|error| refused(format!("{}: {error}", directory.path().display())))?;
     if options.trace.is_some() {
@@ -79,6 +85,17 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     face.finish(&summary, output.path());
     kept.map_err(Failure::Lost)?;
     result.map(|_| ()).map_err(Failure::from)
+}
+
+/// Refuses files of the user's that the run would write to itself.
+fn check_files(options: &RunOptions, out: &Path) -> Result<(), out::Error> {
+    if let Some(headers) = &options.headers {
+        out::check_headers(headers, out)?;
+    }
+    match &options.trace {
+        Some(trace) => trace::check_name(trace, out),
+        None => Ok(()),
+    }
 }
 
 fn keep(output: &mut Output, summary: &Summary, file: Option<&Path>) -> Result<(), out::Error> {
@@ -133,6 +150,7 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     let reading = 2 * began.elapsed() * job.spec.trainers();
     let steps = trainer.as_ref().map(|it| it.steps.get());
     if let Some(headers) = &options.headers {
+        is_text("--headers", headers, "name a file that is")?;
         let log = cadre_worker::headers::read(headers);
         let covered = log.and_then(|log| match steps {
             // A run that goes on needs those from its checkpoint on, wherever that is.
@@ -143,6 +161,9 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     }
     let name = job.metadata.name.clone().expect("manifests without a name are refused");
     let out = options.out.clone().unwrap_or_default();
+    let absolute = std::path::absolute(options.out.as_deref().unwrap_or(Path::new(".")))
+        .map_err(|error| refused(format!("--out {}: {error}; name a directory", out.display())))?;
+    is_text("--out", &absolute, "name a directory by a whole path that is")?;
     if let Some(file) = &options.trace {
         trace::check(file, &out)?;
     }
@@ -177,6 +198,14 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     config.check(0).map_err(|error| refused(error.to_string()))?;
     let unigram_entropy = corpus.map(|it| it.unigram_entropy());
     Ok(Prepared { config, job: name, unigram_entropy, passed_over: cluster_only })
+}
+
+/// Refuses a path that cannot be told to workers, who are told all in UTF-8.
+fn is_text(option: &str, path: &Path, remedy: &str) -> Result<(), Failure> {
+    match path.to_str() {
+        Some(_) => Ok(()),
+        None => Err(refused(format!("{option} {} is not UTF-8; {remedy}", path.display()))),
+    }
 }
 
 /// The documents that a trainer learns from.
@@ -248,6 +277,11 @@ fn supervise(
             interrupt.raise();
         }
         face.event(&event);
+        if let RunEvent::Attempt(Attempt { number: 1, first_step, .. }) = &event {
+            for text in output.lost(*first_step) {
+                face.notice(Level::Warning, &text);
+            }
+        }
     }
     let result = run.join().unwrap_or_else(|_| failed("the supervisor panicked".into()));
     Supervised { result, lost, attempts, steps }

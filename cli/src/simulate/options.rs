@@ -38,7 +38,8 @@ pub(crate) struct SimulateOptions {
     /// With -f: weights are sharded over all trainers, gathered before each layer, and gradients spread after it.
     #[arg(long, requires = "files")]
     pub(crate) fsdp: bool,
-    /// Document lengths, as a JSON list; with -f what documents are cut at, `sampler` for the list that ships with Cadre.
+    /// Document lengths, as a JSON list; with -f what documents are cut at, `sampler` for the list that ships with Cadre;
+    /// default: the job's.
     #[arg(long, value_name = "FILE")]
     pub(crate) lengths: Option<PathBuf>,
     /// Rules by which documents are drawn from them.

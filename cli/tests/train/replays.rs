@@ -1,6 +1,8 @@
 //! Runs that are repeated from their headers, of each kind that computes otherwise than the rest. Those with a pool that grew are
 //! in `train.rs`, those of other layers and of summed gradients beside their own tests.
 
+use std::fs;
+
 use serde_json::Value;
 
 use super::{JOB, Job, Place, STEPS, rows};
@@ -38,4 +40,27 @@ fn headers_give_the_bits_of_attention_in_place_again() {
 fn headers_of_a_job_that_restarted_give_its_bits_again() {
     let job = Job { restarts: 1, ..JOB };
     replay(job, &["--fault", "kill-trainer:1@3:bwd"], Job { servers: 3, ..JOB });
+}
+
+/// A run that goes on drops the later rows of its log, so it cannot replay them.
+#[test]
+fn a_run_that_goes_on_does_not_replay_its_own_log() {
+    let place = Place::new();
+    place.bits("first", JOB, &[]);
+    let out = place.path("first");
+    let (log, link) = (out.join("headers.jsonl"), place.path("link.jsonl"));
+    fs::hard_link(&log, &link).expect("a new name");
+    fs::remove_dir_all(out.join(format!("checkpoints/step-{STEPS}"))).expect("it is there");
+    let before = fs::read(&log).expect("a log");
+    for name in [&log, &link] {
+        let run = place.run("first", JOB, &["--resume", "--headers", &name.display().to_string()]);
+        assert_eq!(run.code, Some(2), "{}", run.said);
+        let said = format!("--headers {} is the log of this run itself", name.display());
+        assert!(run.said.contains(&said) && run.said.contains("name the copy"), "{}", run.said);
+        assert_eq!(fs::read(&log).expect("a log"), before);
+    }
+    let copy = place.path("copy.jsonl");
+    fs::copy(&log, &copy).expect("a small file");
+    place.bits("first", JOB, &["--resume", "--headers", &copy.display().to_string()]);
+    assert_eq!(rows(&log).len(), STEPS);
 }

@@ -56,6 +56,10 @@ pub(crate) enum SizeError {
     Nodes,
     #[error("{0}")]
     Lengths(String),
+    #[error(
+        "--lengths of the job's trainer: {0}; say --lengths FILE with the list as it is here, or --lengths sampler"
+    )]
+    OwnLengths(String),
     #[error(transparent)]
     Profile(#[from] profile::Error),
     #[error("spec.attention: {0}")]
@@ -175,9 +179,12 @@ fn job(
     let layers_assumed = said.is_none();
     let pattern = said.unwrap_or_default();
     let scores = design.map_or_else(Scores::default, |it| it.scores);
-    let lengths = match lengths {
-        None | Some("sampler") => Lengths::shipped(),
-        Some(file) => {
+    let lengths = match (lengths, own.and_then(|it| it.lengths.as_deref())) {
+        (None, Some(file)) => {
+            Lengths::read(file).map_err(|it| SizeError::OwnLengths(it.to_string()))?
+        }
+        (None, None) | (Some("sampler"), _) => Lengths::shipped(),
+        (Some(file), _) => {
             Lengths::read(file.as_ref()).map_err(|it| SizeError::Lengths(it.to_string()))?
         }
     };
