@@ -269,6 +269,36 @@ fn no_event_looks_at_all_bundles_whose_works_could_run_ahead_with_more_room() {
 }
 
 #[test]
+fn a_server_that_gets_on_with_a_phase_is_not_late_with_it() {
+    let mut server = server(3, 1, u64::MAX);
+    let seconds = |it: u64| Nanos::from_millis(1_000 * it);
+    let message = Message::Doorbell { at: AT, round: Round(0), acks: Acks::default(), digest: 7 };
+    let mut commands = Vec::new();
+    let from = Peer::Trainer(TrainerId(0));
+    server.handle(Nanos(0), Event::Message { from, message }, &mut commands);
+    for command in commands {
+        if let Command::Pull { pull, .. } = command {
+            handle(&mut server, Event::Pulled { pull, result: Ok(0) });
+        }
+    }
+    // For how long it owes the phase, as its heartbeat says.
+    let owes = |server: &mut Server, now: u64| {
+        let mut commands = Vec::new();
+        server.handle(seconds(now), Event::Tick, &mut commands);
+        let beat = commands.into_iter().find_map(|it| match it {
+            Command::Send { message: Message::Heartbeat(beat), .. } => Some(beat),
+            _ => None,
+        });
+        beat.expect("it is time").owes.map(|it| it.1.millis() / 1_000)
+    };
+    assert_eq!([1, 25].map(|it| owes(&mut server, it)), [Some(0), Some(24)]);
+    handle(&mut server, Event::Ran { at: AT, works: vec![Work(0)] });
+    assert_eq!([26, 50].map(|it| owes(&mut server, it)), [Some(0), Some(24)]);
+    handle(&mut server, Event::Ran { at: AT, works: vec![Work(1), Work(2)] });
+    assert_eq!(owes(&mut server, 51), None);
+}
+
+#[test]
 fn a_server_in_place_says_whose_rows_it_cannot_pull_as_long_as_that_lasts() {
     let parcel = ParcelShape { bundle: Bundle(0), from: TrainerId(0), bytes: BYTES / 2 };
     let results = vec![(TrainerId(0), BYTES / 2)];

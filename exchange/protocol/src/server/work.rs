@@ -128,6 +128,8 @@ impl Server {
             self.ran_ahead(key, work);
             self.settle(key, out);
         }
+        // Who gets on with a phase is not late, however long all of it takes.
+        self.owing = self.owing.filter(|it| it.0 != at);
         for (trainer, works) in news {
             let message = Message::Finished { at, works };
             out.push(Command::Send { to: Peer::Trainer(trainer), message });
