@@ -106,8 +106,10 @@ impl Rank {
     ///
     /// [`Error::OutOfTurn`].
     pub fn announce_end(&self, steps: u64) -> Result<(), Error> {
-        lock(&self.turn).end(steps).map_err(|it| self.out_of_turn(it))?;
+        let mut turn = lock(&self.turn);
+        turn.end(steps).map_err(|it| self.out_of_turn(it))?;
         self.line.send(Request::Steps(steps));
+        drop(turn);
         Ok(())
     }
 
@@ -282,13 +284,16 @@ impl Rank {
     ///
     /// [`Error::OutOfTurn`].
     pub fn done(&self, done: StepDone) -> Result<(), Error> {
-        let ends_skipped = lock(&self.turn).done(done.step).map_err(|it| self.out_of_turn(it))?;
+        // Sent with the lock, so that what another thread begins now comes later.
+        let mut turn = lock(&self.turn);
+        let ends_skipped = turn.done(done.step).map_err(|it| self.out_of_turn(it))?;
         // Behind the phases that were skipped; else at once, so that nothing said later overtakes it.
         if ends_skipped {
             self.side.done(done);
         } else {
             self.line.send(Request::StepDone(done));
         }
+        drop(turn);
         Ok(())
     }
 

@@ -25,6 +25,11 @@ use crate::trace::Tracer;
 
 /// A rank without an IO thread: what it asks for, and where notices go.
 fn rank(first: u64) -> (Rank, Receiver<Asked<HostRows>>, Outlet<HostRows>) {
+    rank_of(first, None)
+}
+
+/// The same, of a job of so many steps, if they are known.
+fn rank_of(first: u64, steps: Option<u64>) -> (Rank, Receiver<Asked<HostRows>>, Outlet<HostRows>) {
     let waker = Waker::new().unwrap();
     let (handle, requests) = Handle::channel(waker.clone());
     let (outlet, told) = notices(waker);
@@ -33,7 +38,7 @@ fn rank(first: u64) -> (Rank, Receiver<Asked<HostRows>>, Outlet<HostRows>) {
     let using = ((handle, told), (compute, Threads::ONE));
     let places = [Host, Host];
     let Header { layers, seed, wire, .. } = planned(first).header.as_ref().clone();
-    let begins = (Model { layers, seed, wire }, first, None);
+    let begins = (Model { layers, seed, wire }, first, steps);
     let rank = Rank::new(TrainerId(0), using.0, using.1, places, begins, Tracer::off());
     (rank, requests, outlet)
 }

@@ -60,7 +60,8 @@ impl Turn {
             next: 0,
             waited: 0,
             ends_skipped: false,
-            calls: 0,
+            // To say how many steps there are is one.
+            calls: steps.is_some().into(),
             rank,
         }
     }

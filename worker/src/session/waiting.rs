@@ -299,6 +299,20 @@ impl<M: Memory> State<M> {
     }
 }
 
+impl<M: Memory> Drop for Takes<'_, M> {
+    fn drop(&mut self) {
+        // What it was to compute is lost, and others wait for it.
+        if std::thread::panicking() {
+            let Taking { handle, notices, .. } = &mut *self.taking;
+            let me = self.waiting.0.me.0;
+            let why =
+                format!("the thread that computes for rank {me} panicked; its log says where");
+            handle.send(Request::Fail(why));
+            notices.owe(Owed::Nothing);
+        }
+    }
+}
+
 impl<M: Memory> Takes<'_, M> {
     /// As [`Waiting::advance`].
     fn advance(&mut self) -> Progress {
@@ -320,16 +334,17 @@ impl<M: Memory> Takes<'_, M> {
         if any || progress == Progress::Ran {
             waiting.wake();
         }
-        if any || lock(&waiting.state).ended.is_some() { Progress::Ran } else { progress }
+        if any { Progress::Ran } else { progress }
     }
 
     /// Computes what is queued, or waits for something to happen, at most for `longest`.
     fn progress(&mut self, longest: Duration) {
         let progress = self.advance();
-        if progress == Progress::Ran {
+        let waiting = self.waiting.0;
+        // Of a job that has ended nothing more comes.
+        if progress == Progress::Ran || lock(&waiting.state).ended.is_some() {
             return;
         }
-        let waiting = self.waiting.0;
         let Taking { notices, compute, .. } = &mut *self.taking;
         if progress == Progress::Flying {
             if let Ok(notice) = notices.recv_timeout(LAUNCH_LOOK_EVERY) {

@@ -203,3 +203,54 @@ fn a_step_that_two_threads_ask_for_begins_once_and_neither_waits_for_ever() {
     let refusal = |it: Asked<HostRows>| matches!(it, Asked::For(Request::Refuse(_)));
     assert!(told.into_iter().any(refusal), "the job ends everywhere");
 }
+
+#[test]
+fn a_panic_of_the_thread_that_computes_ends_the_job_by_its_rank() {
+    let (rank, requests, mut outlet) = rank(0);
+    rank.announce(lengths(0)).unwrap();
+    let planned = planned(0);
+    outlet.tell(Notice::Step(Arc::clone(&planned)));
+    assert!(matches!(rank.begin(0), Next::Step(_)));
+    let _ticket = submit(&rank, FIRST);
+    let rows = std::iter::from_fn(|| requests.try_recv().ok()).find_map(|it| match it {
+        Asked::Submit(_, rows) => Some(rows),
+        _ => None,
+    });
+    let PhaseRows { q, k, v, .. } = rows.expect("a phase was submitted");
+    let rows = BundleRows::Home(PhaseRows { q, k, v, gradients: None });
+    // The plan has no such work.
+    let phase = cadre_protocol::Phase(0);
+    let work = crate::launch::Work { planned, phase, work: u32::MAX, rows, promise: None };
+    outlet.tell(Notice::Work(Box::new(work)));
+    let computes = std::panic::AssertUnwindSafe(|| rank.advance());
+    assert!(std::panic::catch_unwind(computes).is_err(), "a launch of no work");
+    let Ok(Asked::For(Request::Fail(reason))) = requests.try_recv() else { panic!("it goes on") };
+    assert!(reason.contains("the thread that computes for rank 0 panicked"), "{reason}");
+    assert_eq!(outlet.owed(), Owed::Nothing);
+}
+
+#[test]
+fn a_lease_counts_every_call_that_was_sent_before_it() {
+    for steps in [None, Some(2)] {
+        let (rank, requests, _outlet) = rank_of(0, steps);
+        rank.announce(lengths(0)).unwrap();
+        rank.busy(Duration::ZERO);
+        let mut sent = 0;
+        let counted = loop {
+            match requests.try_recv().expect("it says that it is busy") {
+                Asked::For(Request::Busy(_, calls)) => break calls,
+                _ => sent += 1,
+            }
+        };
+        assert_eq!(counted, sent, "{steps:?}");
+    }
+}
+
+#[test]
+fn nothing_comes_any_more_once_the_job_has_ended() {
+    let (rank, _requests, mut outlet) = rank(0);
+    outlet.tell(Notice::End(Ending::Completed));
+    assert!(rank.advance(), "its end came");
+    assert!(!rank.advance(), "a loop until nothing comes ends");
+    assert!(matches!(rank.poll_begin(0), Some(Next::End(Ending::Completed))));
+}
