@@ -36,6 +36,42 @@ fn work_follows_the_weights() {
     assert_eq!(rows_of(&problem(vec![full(512)], 512, slots)), [128, 384]);
 }
 
+/// Ranks with so many documents of one tile each, which move as wholes.
+fn tiles(documents: usize, weights: &[u32]) -> Problem {
+    let each = documents / weights.len();
+    let slot = |(rank, weight): (u32, &u32)| Slot { weight: *weight, ..in_place(rank) };
+    let slots = (0..).zip(weights).map(slot).collect();
+    let problem = problem(vec![causal(128); documents], 128 * each as u32, slots);
+    Problem { lanes: 2, ..problem }
+}
+
+#[test]
+fn a_slot_that_is_too_slow_for_one_tile_gives_all_of_them_away() {
+    for (slow, fast, each) in [(10, 100, 5), (10, 400, 5), (1, 4_000_000, 3)] {
+        let problem = tiles(8 * each, &[slow, fast, fast, fast, fast, fast, fast, fast]);
+        let plan = plan(&problem).unwrap();
+        assert_eq!(plan.load(&problem, SlotId(0)), 0, "weights {slow} and {fast}");
+        let tiles = (8 * each).div_ceil(7) as u64;
+        let one = plan.load(&problem, SlotId(1)) / plan.bundles_of(SlotId(1)).count() as u64;
+        assert_eq!(plan.bounds().finish, tiles * one * 100 / u64::from(fast));
+        let (most, mean) = imbalance_at_home(&problem).unwrap();
+        assert!(most / mean >= u64::from(fast / slow) / 2, "it would finish so much later");
+    }
+}
+
+#[test]
+fn a_tile_moves_though_its_receiver_then_finishes_last() {
+    // The last of ten ranks has the longest document, and one too many beside it.
+    let mut documents = vec![causal(640); 18];
+    documents.extend([causal(1_152), causal(128)]);
+    let slots: Vec<_> = (0..10).map(in_place).collect();
+    let problem = Problem { lanes: 2, ..problem(documents, 1_280, slots) };
+    let plan = plan(&problem).unwrap();
+    let at_home = imbalance_at_home(&problem).unwrap().0;
+    assert!(plan.bounds().finish < at_home, "{:?} of {at_home}", plan.bounds());
+    assert_eq!(plan.check(&problem), Ok(()));
+}
+
 #[test]
 fn a_head_start_counts_as_work() {
     let busy = Slot { head_start: 2 * 128 * 512 * 4, ..dedicated(100) };

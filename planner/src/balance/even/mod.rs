@@ -3,10 +3,12 @@
 //! In: bins that hold all rows. Out: the same rows, spread so that all bins finish together, up to
 //! pieces too small to gain from.
 //!
-//! Of the pieces that a donor could give, the one with the least new bytes per cost moves. Where the
-//! smallest piece is too large to gain from, [`exchange`] gives one and takes back another. Every move makes
+//! Of the pieces that a donor could give and that leave it no earlier than the receiver, the one with the least new bytes
+//! per cost moves. Where there is none, [`exchange`] gives one and takes back another. Where that gains nothing either, a
+//! piece moves after which the receiver finishes later than the donor, but earlier than the donor did. Every move makes
 //! the later of the two earlier, so the number of moves is bounded, and by a count as well.
 
+use std::cmp::Reverse;
 use std::collections::BTreeSet;
 
 mod exchange;
@@ -17,7 +19,8 @@ use super::groups::Span;
 use super::pieces::{Offer, Scored, best_piece};
 use super::prices::Prices;
 
-/// Maximum receivers that are compared for an exchange; the one with the fewest bytes is taken.
+/// Maximum receivers that are compared for an exchange, of which the one with the fewest bytes is taken, and that are tried for a
+/// coarse piece.
 const EXCHANGE_WITH: usize = 8;
 /// Maximum receivers that are compared for a piece where distances have prices; the nearest is
 /// taken.
@@ -50,6 +53,7 @@ pub(super) fn even(bins: &mut Bins<'_>) {
         let all = || best(bins, &prices, &order, (finish, donor), usize::MAX);
         let best = best(bins, &prices, &order, (finish, donor), DOCUMENTS);
         let best = if bins.limits().are_none() { best.or_else(all) } else { best };
+        let best = best.or_else(|| coarse(bins, &prices, &order, (finish, donor)));
         let Some((receiver, span, back)) = best else {
             return;
         };
@@ -87,6 +91,29 @@ fn best(
     let best = first.or_else(|| receivers().skip(near).find_map(moved));
     best.map(|(receiver, it)| (receiver, it.span, None))
         .or_else(|| exchange::best(bins, prices, (donor, &spans), receivers().take(EXCHANGE_WITH)))
+}
+
+/// A piece that is more than levels donor and receiver: the receiver, one of those with most room, finishes earlier with it than the
+/// donor did.
+fn coarse(
+    bins: &Bins<'_>,
+    prices: &Prices,
+    order: &BTreeSet<(u64, usize)>,
+    (finish, donor): (u64, usize),
+) -> Option<(usize, Span, Option<Span>)> {
+    let early = order.iter().take_while(|it| it.0 < finish).map(|it| it.1);
+    let room = |bin: usize| {
+        let it = &bins.all[bin];
+        it.most_by(finish - 1).saturating_sub(it.load)
+    };
+    let mut receivers: Vec<_> = early.map(|bin| (Reverse(room(bin)), bin)).collect();
+    receivers.sort_unstable();
+    let spans = bins.spans(donor, DOCUMENTS);
+    receivers.into_iter().take(EXCHANGE_WITH).find_map(|(Reverse(wanted), receiver)| {
+        let offer = [Offer { donor, spans: &spans, wanted }];
+        let (_, it) = best_piece(bins, prices, &offer, receiver, TRIES)?;
+        Some((receiver, it.span, None))
+    })
 }
 
 /// When the last bin with work finishes, and which it is.
