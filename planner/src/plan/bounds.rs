@@ -117,7 +117,7 @@ pub(crate) fn level(slots: &[Slot], work: u64) -> u64 {
 }
 
 fn indivisible(problem: &Problem, cuts: Cuts) -> u64 {
-    let heads = 0..1;
+    let heads = if problem.heads_may_part() { 0..1 } else { problem.all_heads() };
     let dearest = |id: DocumentId| {
         let rows = problem.document(id).rows;
         let last = (rows - 1) / TILE_ROWS * TILE_ROWS;
