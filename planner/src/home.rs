@@ -34,7 +34,8 @@ pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
     draft.finish(problem.digest(), Cuts::RankEdges)
 }
 
-/// The most and the mean of the ranks' own attention cost, if no row moved.
+/// The latest and the mean time that the ranks would take for their own attention, if no row moved: each with the weight of its
+/// slot, or with the usual one where it has none or a standby slot. Head starts are left out.
 ///
 /// # Errors
 ///
@@ -42,15 +43,17 @@ pub fn plan_at_home(problem: &Problem) -> Result<Plan, Error> {
 pub fn imbalance_at_home(problem: &Problem) -> Result<(u64, u64), Error> {
     problem.check()?;
     let heads = problem.all_heads();
-    let ranks = 0..problem.layout.ranks().len() as u32;
-    let loads: Vec<u64> = ranks
-        .map(|rank| {
-            let rows = rows_at(problem, RankId(rank));
-            rows.into_iter().map(|(document, it)| problem.cost(document, &heads, &it)).sum()
-        })
-        .collect();
-    let most = loads.iter().copied().max().unwrap_or(0);
-    Ok((most, loads.iter().sum::<u64>() / loads.len().max(1) as u64))
+    let (mut most, mut work, mut weights) = (0, 0, 0);
+    for rank in (0..problem.layout.ranks().len() as u32).map(RankId) {
+        let cost = |(document, it)| u128::from(problem.cost(document, &heads, &it));
+        let load: u128 = rows_at(problem, rank).into_iter().map(cost).sum();
+        let slot = slot_at(problem, rank).map(|it| &problem.slots[it.0 as usize]);
+        let weight = slot.filter(|it| !it.is_standby()).map_or(100, |it| u128::from(it.weight));
+        most = most.max(load * 100 / weight);
+        (work, weights) = (work + load, weights + weight);
+    }
+    let fit = |it: u128| u64::try_from(it).unwrap_or(u64::MAX);
+    Ok((fit(most), fit(work * 100 / weights.max(1))))
 }
 
 /// The first slot in place at a rank.

@@ -2,8 +2,8 @@
 
 use cadre_planner::{
     Costs, Document, DocumentId, Error, Heads, Layout, Link, Mask, Plan, Prices, Problem, RankId,
-    SlotId, Stretch, TILE_ROWS, Tolerance, check_beside, imbalance_at_home, memory_of_slot, plan,
-    plan_at_home, plan_beside,
+    Slot, SlotId, Stretch, TILE_ROWS, Tolerance, check_beside, imbalance_at_home, memory_of_slot,
+    plan, plan_at_home, plan_beside,
 };
 use proptest::prelude::*;
 
@@ -125,7 +125,10 @@ proptest! {
                 let loads: Vec<u64> =
                     (0..problem.slots.len() as u32).map(|it| plan.load(&problem, SlotId(it))).collect();
                 let (most, _) = imbalance_at_home(&problem).unwrap();
-                prop_assert_eq!(*loads.iter().max().unwrap(), most);
+                let time = |(slot, load): (&Slot, &u64)| {
+                    load * 100 / if slot.is_standby() { 100 } else { u64::from(slot.weight) }
+                };
+                prop_assert_eq!(problem.slots.iter().zip(&loads).map(time).max().unwrap(), most);
                 let (bounds, least) = (plan.bounds(), plan.least(&problem));
                 prop_assert!(bounds.memory >= plan.least_memory(&problem), "{:?}", bounds);
                 prop_assert!(bounds.pulled >= least.pulled, "{:?} {:?}", bounds, least);
