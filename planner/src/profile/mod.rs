@@ -214,7 +214,9 @@ impl Profile {
         Ok(Costs {
             tile: fit(step(forward.tile_pairs(), TILE_STEP)),
             task: fit(step(task, TASK_STEP)),
-            backward_percent: fit(step(percent as u64, BACKWARD_STEP).max(BACKWARD_STEP)),
+            backward_percent: fit(
+                step(u64::try_from(percent).unwrap_or(u64::MAX), BACKWARD_STEP).max(BACKWARD_STEP)
+            ),
             ..Costs::default()
         })
     }
