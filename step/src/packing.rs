@@ -150,7 +150,8 @@ fn cut(rows: &Layout, kind: Kind, chunk: NonZeroU32) -> Result<Layout, Error> {
     for whole in rows.documents() {
         // `Layout::new` refuses more than it can number.
         firsts.push(documents.len() as u32);
-        documents.extend(kind.pieces(whole.rows).map(|rows| Document { rows, mask: kind.mask }));
+        let causal = |rows| Document { rows, mask: Mask::Causal };
+        documents.extend(kind.pieces(whole.rows).map(causal));
     }
     let parts = |it: &Stretch| {
         let (first, Stretch { start, end, .. }) = (firsts[it.document.0 as usize], *it);
@@ -164,7 +165,7 @@ fn cut(rows: &Layout, kind: Kind, chunk: NonZeroU32) -> Result<Layout, Error> {
         })
     };
     let ranks = rows.ranks().iter().map(|it| it.iter().flat_map(parts).collect());
-    Layout::new(documents, ranks.collect())
+    Ok(Layout::new(documents, ranks.collect())?.masked(kind.mask))
 }
 
 impl From<&Layout> for Packing {

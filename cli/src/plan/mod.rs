@@ -14,7 +14,7 @@ use std::path::PathBuf;
 use std::time::Instant;
 
 use cadre_planner::{
-    Costs, Document, Heads, Layout, Links, Plan, Problem, Pulls, RankId, Slot, plan as make,
+    Costs, Document, Heads, Layout, Links, Mask, Plan, Problem, Pulls, RankId, Slot, plan as make,
 };
 
 use crate::arguments::{LayoutKind, PlanOptions};
@@ -98,12 +98,14 @@ fn timed<T>(run: impl Fn() -> T) -> (T, f64) {
 fn problem(options: &PlanOptions, workload: &Workload) -> Result<Problem, PlanError> {
     let refuse = |source| PlanError::Planner { name: workload.name.clone(), source };
     let mask = workload.mask().map_err(refuse)?;
-    let documents = workload.lengths().map(|rows| Document { rows, mask }).collect();
+    let causal = |rows| Document { rows, mask: Mask::Causal };
+    let documents = workload.lengths().map(causal).collect();
     let lay = match options.layout {
         LayoutKind::EndToEnd => Layout::end_to_end,
         LayoutKind::HeadTail => Layout::head_tail,
     };
-    let layout = lay(documents, workload.tokens_per_rank).map_err(refuse)?;
+    // As jobs lay documents out.
+    let layout = lay(documents, workload.tokens_per_rank).map_err(refuse)?.masked(mask);
     Ok(Problem {
         layout,
         heads: heads(options)?,
