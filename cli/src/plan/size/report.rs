@@ -187,14 +187,13 @@ impl Report {
             ),
         );
         row("calibration", self.profile.clone());
-        let in_place = if self.in_place { " and the trainers in place" } else { "" };
-        row(
-            "pool",
-            format!(
-                "{} dedicated servers{in_place}; {} keep up",
-                self.servers, self.servers_needed
-            ),
-        );
+        let servers = format!("{} dedicated servers", self.servers);
+        let pool = match (self.in_place, self.servers) {
+            (true, 0) => "the trainers in place".to_owned(),
+            (true, _) => format!("{servers} and the trainers in place"),
+            (false, _) => format!("{servers}; {} keep up", self.servers_needed),
+        };
+        row("pool", pool);
         let assumed = if self.layers_assumed { ", a guess: say --layers" } else { "" };
         row("layers", format!("{}{assumed}", self.layers));
         row("nodes", format!("{} of {}", self.nodes_needed, self.nodes));
