@@ -13,10 +13,9 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _job, _kept, _layout, _local, _native, _place
-from ._step import Step
+from . import _documents, _job, _kept, _layout, _local, _native, _place
+from ._documents import LOCAL_TICKET
 
-_LOCAL_TICKET = -1
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
 _next = threading.local()
 
@@ -33,54 +32,6 @@ _library.define(
     " Tensor? cu_seqlens, str kind) -> (Tensor, Tensor, Tensor)",
     tags=_tags,
 )
-
-
-def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[int] | None:
-    if cu_seqlens_q is None:
-        if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k is there and cu_seqlens_q is not; pass both")
-        return None
-    lengths = _layout.differences("cu_seqlens_q", cu_seqlens_q)
-    same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q or cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
-    if not same:
-        raise NotImplementedError("cu_seqlens_q and cu_seqlens_k differ: queries and keys are of the same rows here")
-    return lengths
-
-
-def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
-    """Lengths and ticket for a forward that this process computes."""
-    step, ticket, beside = _job.running(), _LOCAL_TICKET, _local.under_local()
-    if lengths is None:
-        if beside:
-            # A call of an evaluation: its rows are not those of the step.
-            raise ValueError(
-                "under cadre.local() the documents are not the step's: pass cu_seqlens (cu_seq_lens_q of transformers)"
-            )
-        if step is None:
-            raise ValueError("outside of a step documents have no known ends: pass cu_seqlens (cu_seq_lens_q)")
-        step.refuse_unknown_recompute()
-        lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
-    if _layout.are_parts(lengths) and not _local.says_whole():
-        where = f"step {step.number}: " if step else ""
-        raise ValueError(
-            f"{where}a document of {lengths} rows goes on in another rank, and its keys are not here; leave "
-            "cadre.local() out (`cadre run --attention local` does without a pool), or say cadre.local(whole=True) "
-            "where these are others, which lie whole on this rank"
-        )
-    return lengths, ticket
-
-
-def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
-    """Lengths for the backward of a forward that this process computed, even if another step runs by now."""
-    if ticket == _LOCAL_TICKET:
-        return _lengths(cu_seqlens, None)
-    (step, at), now = Step.of_key(_LOCAL_TICKET - 1 - ticket), _job.running()
-    if now is None or now.number != step:
-        said = f"step {now.number} runs" if now else "no step runs"
-        raise RuntimeError(
-            f"backward of step {step} while {said}; call backward before the next step, or pass cu_seqlens"
-        )
-    return now.lengths(at)
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -106,8 +57,8 @@ def _forward(
     pool = _job.pooled()
     if not (q.shape[0] or k.shape[0] or v.shape[0]) and (pool is None or pool[1].may_be_empty()):
         # The rank has no documents of the micro-batch, and its model is called all the same.
-        return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), _LOCAL_TICKET
-    lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
+        return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), LOCAL_TICKET
+    lengths = _documents.lengths_of(cu_seqlens_q, cu_seqlens_k)
     if pool:
         job, step = pool
         if job.refuses_wider:
@@ -137,18 +88,22 @@ def _forward(
     if (check := _job.check()) and q.is_cuda:
         raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
     if check and (step := check.spanning(lengths)):
-        number, layout = _LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
+        number, layout = LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
         return o, lse, number
-    lengths, number = _whole(lengths)
+    lengths, number = _documents.whole(lengths)
+    taken = _job.running() if number < LOCAL_TICKET else None
     if check and check.plain:
         if (step := _job.running()) and not _local.under_local():
-            number = _LOCAL_TICKET - 1 - step.key()
-        return *check.attention(kind, lengths, (q, k, v)), number
-    o, lse = _forward_here(kind, lengths, q, k, v)
-    if check:
-        check.saw(o)
+            number = LOCAL_TICKET - 1 - step.key()
+        o, lse = check.attention(kind, lengths, (q, k, v))
+    else:
+        o, lse = _forward_here(kind, lengths, q, k, v)
+        if check:
+            check.saw(o)
+    if taken:
+        taken.count_further()
     return o, lse, number
 
 
@@ -195,12 +150,12 @@ def _backward(
         job.not_finite.found(step.number, job.session.wait(handle, *results, lent=lent))
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
-    if step and step.spans and number < _LOCAL_TICKET:
+    if step and step.spans and number < LOCAL_TICKET:
         given = (*given[:-1], torch.zeros_like(lse) if dlse is None else dlse)
-        layout = step.layouts[step.of_key(_LOCAL_TICKET - 1 - number)[1]]
+        layout = step.layouts[step.of_key(LOCAL_TICKET - 1 - number)[1]]
         here = _job.check().exchange.whole
         return here(layout, given, lambda lengths, rows: _backward_here(kind, lengths, *rows))
-    lengths = _same_as_forward(number, cu_seqlens)
+    lengths = _documents.same_as_forward(number, cu_seqlens)
     if (check := _job.check()) and check.plain:
         return check.gradients(kind, lengths, (q, k, v), dout, torch.zeros_like(lse) if dlse is None else dlse)
     return _backward_here(kind, lengths, *given)
