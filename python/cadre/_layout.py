@@ -123,7 +123,8 @@ class Shape:
         """Reads the configuration of a model of transformers."""
         if isinstance(model, cls):
             return model
-        model = inside(model)
+        whole = inside(model)
+        model = reads_text(whole)
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "num_attention_heads"):
             raise TypeError(
@@ -131,18 +132,18 @@ class Shape:
             )
         inner = model.modules() if isinstance(model, torch.nn.Module) else ()
         causal = [getattr(it, "is_causal", True) for it in (config, *inner)]
-        if getattr(config, "is_encoder_decoder", False) or not all(causal):
+        if getattr(whole.config, "is_encoder_decoder", False) or not all(causal):
             raise NotImplementedError(
                 f"init: {type(model).__name__} is not causal in all of its layers; give a cadre.Shape in its place"
             )
-        if (divided := getattr(model, "_tp_size", None) or 1) > 1:
+        if (divided := getattr(whole, "_tp_size", None) or 1) > 1:
             raise NotImplementedError(
                 f"init: tensor parallel is not there yet, and the model's tp_size is {divided}; set it to 1"
             )
         heads, layers = config.num_attention_heads, config.num_hidden_layers
         # Gemma's and Granite's names. Others say it in the modules alone: Gemma 3n, and where yarn has an mscale.
         scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))
-        told = scalar**-0.5 if scalar is not None else scale
+        usual = scalar**-0.5 if scalar is not None else scale
         softcap = getattr(config, "attn_logit_softcapping", None)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         masks = {
@@ -156,7 +157,7 @@ class Shape:
         every = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
         kinds = [it for it in every if it not in _WITHOUT]
         modules = _attention_modules(model, _with_attention(model))
-        scales = [it.scaling for it in modules] or [told] * len(kinds)
+        scales = [it.scaling for it in modules] or [usual] * len(kinds)
         # Some layers are wider than the others, or share their keys among more query heads.
         dims = [getattr(it, "head_dim", None) for it in modules] or [None] * len(kinds)
         groups = [getattr(it, "num_key_value_groups", None) for it in modules] or [None] * len(kinds)
@@ -225,6 +226,22 @@ def inside(model: Any) -> Any:
     return model
 
 
+def reads_text(model: Any) -> Any:
+    """The part of a model of transformers that reads text, where others read images or sound. Attention of these is
+    none of the pool's, and is refused where it is Cadre's, too."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if text is config or not isinstance(model, torch.nn.Module):
+        return model
+    for name, it in vars(config).items():
+        if it is not text and "cadre" in str(getattr(it, "_attn_implementation", "")):
+            raise NotImplementedError(
+                f"init: layers of {name} have Cadre's attention, too, and are none of the pool's; give the model "
+                f'attn_implementation={{"text_config": "cadre", "{name}": "sdpa"}}'
+            )
+    return next((it for it in model.modules() if getattr(it, "config", None) is text), model)
+
+
 def is_partly_frozen(model: Any) -> bool:
     """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
     return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
@@ -266,7 +283,7 @@ def _device_of_tokens(model: torch.nn.Module) -> torch.device:
 def name_layers(model: Any) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
-    model = inside(model)
+    model = reads_text(inside(model))
     if hasattr(getattr(model, "config", None), "num_hidden_layers"):
         for at, it in enumerate(_attention_modules(model, _with_attention(model))):
             it.cadre_layer = torch.tensor(at, device="cpu")

@@ -20,12 +20,18 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     BertConfig,
     BertModel,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
+    Llama4Config,
     Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -235,6 +241,42 @@ class Shapes(unittest.TestCase):
         self.assertEqual([int(it.self_attn.cadre_layer) for it in model.model.layers], [0, 1])
         with self.assertRaisesRegex(TypeError, "Linear has no configuration of transformers; give a cadre.Shape"):
             Shape.of(DistributedDataParallel(torch.nn.Linear(1, 1)))
+
+    def test_of_a_model_that_sees_images_the_layers_that_read_text_are_taken(self) -> None:
+        small = {it: SMALL[it] for it in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+        small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+        seen = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        seen |= {"image_size": 16, "patch_size": 8}
+        wide = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+        windows = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+        gemma = windows | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 20.0}
+        llama4 = {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8}
+        for config, model, text, vision, kinds in (
+            (Gemma3Config, Gemma3ForConditionalGeneration, gemma, {}, [" scale 0.25 softcap 20", "window:4"]),
+            (Llama4Config, Llama4ForConditionalGeneration, llama4 | {"no_rope_layers": [1, 0]}, wide, ["", ""]),
+            (LlavaConfig, LlavaForConditionalGeneration, {"model_type": "llama"}, {}, ["", "causal"]),
+        ):
+            images = {"model_type": "clip_vision_model"} if config is LlavaConfig else {}
+            whole = config(text_config=small | text, vision_config=seen | vision | images)
+            whole._attn_implementation = {"text_config": "cadre", "vision_config": "sdpa"}
+            made = model(whole)
+            first = f"{kinds[1] or 'causal in chunks of 8'}{kinds[0]}"
+            shape = Shape.of(made)
+            self.assertEqual((shape.kinds, shape.heads), ((first, f"causal{kinds[0]}"), ((4, 2, 8),) * 2))
+            self.assertEqual(tuple(it.split(" s")[0] for it in shape.kinds), tuple(layers_of(made)[0]))
+            name_layers(made)
+            found = [int(it.cadre_layer) for it in made.modules() if hasattr(it, "cadre_layer")]
+            self.assertEqual(found, [0, 1])
+            # One that sees no image is called as any other.
+            made.eval()
+            with torch.no_grad():
+                logits = made(TOKENS).logits
+            made.set_attn_implementation("eager")
+            with torch.no_grad():
+                self.assertLess((made(TOKENS).logits - logits).abs().max(), 1e-5)
+            made.set_attn_implementation("cadre")
+            with self.assertRaisesRegex(NotImplementedError, 'vision_config .* "vision_config": "sdpa"'):
+                Shape.of(made)
 
     def test_attention_modules_know_their_layer_unless_one_is_used_twice(self) -> None:
         model = llama()
