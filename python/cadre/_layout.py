@@ -68,6 +68,17 @@ def refuse(**arguments: object) -> None:
             raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")
 
 
+def refuse_widths(where: str = "", *, q: int, **others: int) -> None:
+    """Refuses heads of other widths than those of Q, such as those of latent attention (MLA)."""
+    for name, it in others.items():
+        if it != q:
+            raise NotImplementedError(
+                f"{where}heads of {name} are {it} wide and those of q {q}: all three are of one width here. Pad the "
+                "narrow ones to the widest with zeros, give the scale of yours, and cut O to the width of V; or leave "
+                "such layers their own attention"
+            )
+
+
 def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
     """The argument that is given, of several names of one."""
     given = [name for name, it in names.items() if it is not None]
@@ -159,7 +170,10 @@ class Shape:
         modules = _attention_modules(model, _with_attention(model))
         scales = [it.scaling for it in modules] or [usual] * len(kinds)
         # Some layers are wider than the others, or share their keys among more query heads.
-        dims = [getattr(it, "head_dim", None) for it in modules] or [None] * len(kinds)
+        dims = [getattr(it, "qk_head_dim", getattr(it, "head_dim", None)) for it in modules] or [None] * len(kinds)
+        if getattr(config, "_attn_implementation", None) == "cadre":
+            for it in (it for it in modules if hasattr(it, "qk_head_dim") and hasattr(it, "v_head_dim")):
+                refuse_widths("init: ", q=it.qk_head_dim, v=it.v_head_dim)
         groups = [getattr(it, "num_key_value_groups", None) for it in modules] or [None] * len(kinds)
         own = [(heads, heads // it) if it else None for it in groups]
         if unknown := sorted(set(kinds) - set(masks)):
@@ -240,44 +254,6 @@ def reads_text(model: Any) -> Any:
                 f'attn_implementation={{"text_config": "cadre", "{name}": "sdpa"}}'
             )
     return next((it for it in model.modules() if getattr(it, "config", None) is text), model)
-
-
-def is_partly_frozen(model: Any) -> bool:
-    """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
-    return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
-
-
-def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
-    """How many first layers have no backward, as a forward of two tokens shows: adapters and hooks decide it too.
-    `watched` gets whether Q, K or V of each call has a gradient."""
-    model = inside(model)
-    if any(it.is_meta for it in model.parameters()):
-        raise NotImplementedError(
-            "init: the model is on the meta device and partly frozen; call init when it has its weights"
-        )
-    training = [(it, it.training) for it in model.modules()]
-    ends = torch.tensor([0, 2], dtype=torch.int32, device="cpu")
-    try:
-        # Neither dropout nor checkpoints.
-        model.eval()
-        with torch.enable_grad():
-            ids = torch.zeros(1, 2, dtype=torch.int64, device=_device_of_tokens(model))
-            model(input_ids=ids, use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
-    finally:
-        for it, was in training:
-            it.training = was
-    if len(watched) != layers or watched != sorted(watched):
-        raise NotImplementedError(
-            f"init: layers have a backward as {watched}; give a cadre.Shape, whose frozen says how many first ones "
-            "have none"
-        )
-    return watched.count(False)
-
-
-def _device_of_tokens(model: torch.nn.Module) -> torch.device:
-    """Where the model looks its tokens up."""
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    return next((model if embedding is None else embedding).parameters()).device
 
 
 def name_layers(model: Any) -> None:

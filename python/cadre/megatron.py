@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from . import _job, _local
 from ._attention import attend
-from ._layout import Kind, Shape, mask_of, refuse
+from ._layout import Kind, Shape, mask_of, refuse, refuse_widths
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 
@@ -72,6 +72,9 @@ def put_into(spec: ModuleSpec) -> ModuleSpec:
 
 def check(config: TransformerConfig) -> None:
     """Refuses features of the configuration that are missing here, by name."""
+    if getattr(config, "multi_latent_attention", False):
+        wide = config.qk_head_dim + config.qk_pos_emb_head_dim
+        refuse_widths("multi_latent_attention: ", q=wide, v=config.v_head_dim)
     for name, usual in (
         ("tensor_model_parallel_size", 1),
         ("pipeline_model_parallel_size", 1),

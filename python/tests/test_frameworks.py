@@ -159,6 +159,11 @@ class Frameworks(RealProcesses):
             changed = mock.patch.object(config, name, value, create=True)
             with changed, self.assertRaisesRegex(NotImplementedError, f"{name} is .*set it to"):
                 make(config, 1, kind, "self")
+        latent = mock.Mock(wraps=config, multi_latent_attention=True, qk_head_dim=128, qk_pos_emb_head_dim=64)
+        latent.v_head_dim = 128
+        words = "multi_latent_attention: heads of v are 128 wide and those of q 192: .* their own attention"
+        with self.assertRaisesRegex(NotImplementedError, words):
+            cadre.megatron.check(latent)
         with self.assertRaisesRegex(NotImplementedError, "attention_type is cross"):
             make(config, 1, kind, "cross")
         q = torch.randn(4, 1, 4, 16)

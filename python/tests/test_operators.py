@@ -14,6 +14,11 @@ from torch.autograd import forward_ad
 DOCUMENTS = [30, 1, 130]
 CU_SEQLENS = torch.tensor([0, 30, 31, 161], dtype=torch.int32)
 
+WIDTHS = (
+    "heads of {} are {} wide and those of q {}: all three are of one width here. Pad .* to the widest with zeros, give "
+    "the scale of yours, and cut O to the width of V; or leave such layers their own attention"
+)
+
 
 def rows(heads: int = 4, kv_heads: int = 2, dim: int = 16, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
@@ -126,6 +131,8 @@ class Operators(unittest.TestCase):
             ((q.double(), k.double(), v.double()), TypeError, "q is torch.float64"),
             ((q, k.bfloat16(), v), TypeError, "k is torch.bfloat16 and q torch.float32"),
             ((q, k, v[0]), ValueError, "v is "),
+            ((q, k, v[..., :8]), NotImplementedError, WIDTHS.format("v", 8, 16)),
+            ((q, k[..., :8], v), NotImplementedError, WIDTHS.format("k", 8, 16)),
             ((q, k[:5], v[:5]), ValueError, r"K is \[5, 2, 16\], not"),
             ((q, k, v.to("meta")), NotImplementedError, "v is on meta"),
             ((q, k, [1.0]), TypeError, "v is a list; give a tensor"),

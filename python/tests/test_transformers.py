@@ -20,6 +20,8 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     BertConfig,
     BertModel,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma3Config,
     Gemma3ForConditionalGeneration,
     Gemma3nForCausalLM,
@@ -87,6 +89,26 @@ class Arguments(unittest.TestCase):
         config._attn_implementation = "cadre"
         with self.assertRaisesRegex(NotImplementedError, "position_bias is a tensor"):
             T5Model(config)(input_ids=TOKENS, decoder_input_ids=TOKENS)
+
+    def test_heads_of_other_widths_are_refused_by_the_widths(self) -> None:
+        q = torch.randn(1, 2, 5, 16)
+        with self.assertRaisesRegex(NotImplementedError, "heads of v are 8 wide and those of q 16: all three are"):
+            cadre.transformers.attention(None, q, q, q[..., :8], None)
+        latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 12, "v_head_dim": 8}
+        small = SMALL | {"num_key_value_heads": 4, "first_k_dense_replace": 2}
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**small, **latent))
+        with self.assertRaisesRegex(NotImplementedError, "init: heads of v are 8 wide and those of q 16: all three"):
+            Shape.of(model)
+        with self.assertRaisesRegex(NotImplementedError, "heads of v are 8 wide and those of q 16: all three are"):
+            model(TOKENS)
+        # Of one width they are as any others.
+        same = DeepseekV3ForCausalLM(DeepseekV3Config(**small, **latent | {"v_head_dim": 16})).eval()
+        shape = Shape.of(same)
+        self.assertEqual((shape.kinds, shape.heads), (("causal",) * 2, ((4, 4, 16),) * 2))
+        with torch.no_grad():
+            found = same(TOKENS).logits
+            same.set_attn_implementation("eager")
+            self.assertLess((same(TOKENS).logits - found).abs().max(), 1e-5)
 
     def test_a_window_that_looks_both_ways_is_refused(self) -> None:
         for rows in (1, 4):
