@@ -248,6 +248,11 @@ class _Direct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, dout, dlse):
+        if any(it is not None and torch._C._functorch.is_legacy_batchedtensor(it) for it in (dout, dlse)):
+            raise NotImplementedError(
+                "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
+                "torch.autograd.grad once for each"
+            )
         q, k, v, o, lse, cu_seqlens = ctx.saved_tensors
         dout = torch.zeros_like(o) if dout is None else dout
         call, ticket = _backward, ctx.ticket
@@ -263,15 +268,33 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nobody looks on who would have to see an operator: a mode, such as that of selective checkpoints, a
-    transform of functions, a class of tensors."""
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    class of tensors."""
+    watched = torch._C._len_torch_dispatch_stack()
     return not watched and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
+def _refuse_transforms(transforms: list[torch._C._functorch.CInterpreter]) -> None:
+    """Refuses what transforms of functions would ask of a call. `vmap` alone makes one call after the other."""
+    kinds = {it.key() for it in transforms}
+    if torch._C._functorch.TransformType.Grad in kinds:
+        raise NotImplementedError(
+            "torch.func: attention has no gradient in reverse mode (grad, vjp, jacrev, hessian); use "
+            "torch.autograd.grad or backward"
+        )
+    if torch._C._functorch.TransformType.Vmap in kinds and _job.pooled():
+        raise NotImplementedError(
+            "torch.vmap makes several calls of one, and a call is one phase of a step; pack the rows, or evaluate "
+            "under cadre.local()"
+        )
+
+
 def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, ...]:
+    if transforms := torch._C._functorch.get_interpreter_stack():
+        _refuse_transforms(transforms)
     _next.is_repeated = _kept.is_repeated()
     try:
-        return (_Direct.apply if _is_plain(q, k, v) else torch.ops.cadre.attention)(q, k, v, *more)
+        plain = not transforms and _is_plain(q, k, v)
+        return (_Direct.apply if plain else torch.ops.cadre.attention)(q, k, v, *more)
     finally:
         # A compiled call does not say it.
         _next.is_repeated = True

@@ -171,6 +171,31 @@ class Operators(unittest.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "q has a tangent"):
             torch.func.jvp(lambda it: call(it, it, it), (q.detach()[:, :2],), (q.detach()[:, :2],))
 
+    def test_a_transform_of_functions_is_refused_by_its_name(self) -> None:
+        q = rows(2)[0]
+
+        def loss(q: torch.Tensor) -> torch.Tensor:
+            return call(q, q, q).square().sum()
+
+        inner = torch.func.grad(loss)
+        for transform in (inner, torch.func.jacrev(loss), torch.func.hessian(loss), torch.func.grad(inner)):
+            with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode .*; use torch.autograd.grad"):
+                transform(q)
+        with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode"):
+            torch.vmap(inner)(q[None])
+        with self.assertRaisesRegex(NotImplementedError, "is_grads_batched .* torch.autograd.grad once for each"):
+            torch.autograd.grad(loss(q), q, torch.ones(3), is_grads_batched=True)
+        # Which makes one call after the other.
+        both = torch.vmap(lambda q: call(q, q, q))(torch.stack((q, 2 * q)).detach())
+        for one, other in zip(both, (q, 2 * q), strict=True):
+            self.assertTrue(torch.equal(one, call(other, other, other)))
+        step = (mock.Mock(), mock.Mock())
+        with (
+            mock.patch.object(_job, "pooled", lambda: step),
+            self.assertRaisesRegex(NotImplementedError, "torch.vmap .* one phase of a step"),
+        ):
+            torch.vmap(lambda q: call(q, q, q))(q[None].detach())
+
     def test_autocast_casts_all_three(self) -> None:
         q, k, v = rows()
         with torch.autocast("cpu", torch.bfloat16):
