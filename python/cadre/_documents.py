@@ -49,10 +49,11 @@ def whole(lengths: list[int] | None) -> tuple[list[int], int]:
     return lengths, ticket
 
 
-def same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
-    """Lengths for the backward of a forward that this process computed, even if another step runs by now."""
+def same_as_forward(ticket: int, ends: Tensor | list[int] | None) -> list[int]:
+    """Lengths for the backward of a forward that this process computed, even if another step runs by now. `ends` may be
+    the lengths that it said."""
     if ticket == LOCAL_TICKET:
-        return lengths_of(cu_seqlens, None)
+        return ends if isinstance(ends, list) else lengths_of(ends, None)
     (step, at), now = Step.of_key(LOCAL_TICKET - 1 - ticket), _job.running()
     if now is None or now.number != step:
         said = f"step {now.number} runs" if now else "no step runs"

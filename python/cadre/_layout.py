@@ -89,6 +89,8 @@ def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
 
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     """The mask that FlashAttention's arguments describe."""
+    if causal is True and window_size == (-1, -1):
+        return "causal"
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
     if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
         raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
