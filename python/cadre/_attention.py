@@ -13,10 +13,9 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _job, _kept, _layout, _local, _native, _place
-from ._step import Step
+from . import _documents, _job, _kept, _layout, _local, _native, _place
+from ._documents import LOCAL_TICKET
 
-_LOCAL_TICKET = -1
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
 _next = threading.local()
 
@@ -35,58 +34,16 @@ _library.define(
 )
 
 
-def _lengths(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list[int] | None:
-    if cu_seqlens_q is None:
-        if cu_seqlens_k is not None:
-            raise ValueError("cu_seqlens_k is there and cu_seqlens_q is not; pass both")
-        return None
-    lengths = _layout.differences("cu_seqlens_q", cu_seqlens_q)
-    same = cu_seqlens_k is None or cu_seqlens_k is cu_seqlens_q or cu_seqlens_q.tolist() == cu_seqlens_k.tolist()
-    if not same:
-        raise NotImplementedError("cu_seqlens_q and cu_seqlens_k differ: queries and keys are of the same rows here")
-    return lengths
-
-
-def _whole(lengths: list[int] | None) -> tuple[list[int], int]:
-    """Lengths and ticket for a forward that this process computes."""
-    step, ticket, beside = _job.running(), _LOCAL_TICKET, _local.under_local()
-    if lengths is None:
-        if beside:
-            # A call of an evaluation: its rows are not those of the step.
-            raise ValueError(
-                "under cadre.local() the documents are not the step's: pass cu_seqlens (cu_seq_lens_q of transformers)"
-            )
-        if step is None:
-            raise ValueError("outside of a step documents have no known ends: pass cu_seqlens (cu_seq_lens_q)")
-        step.refuse_unknown_recompute()
-        lengths, ticket = step.lengths(), _LOCAL_TICKET - 1 - step.key()
-    if _layout.are_parts(lengths) and not _local.says_whole():
-        where = f"step {step.number}: " if step else ""
-        raise ValueError(
-            f"{where}a document of {lengths} rows goes on in another rank, and its keys are not here; leave "
-            "cadre.local() out (`cadre run --attention local` does without a pool), or say cadre.local(whole=True) "
-            "where these are others, which lie whole on this rank"
-        )
-    return lengths, ticket
-
-
-def _same_as_forward(ticket: int, cu_seqlens: Tensor | None) -> list[int]:
-    """Lengths for the backward of a forward that this process computed, even if another step runs by now."""
-    if ticket == _LOCAL_TICKET:
-        return _lengths(cu_seqlens, None)
-    (step, at), now = Step.of_key(_LOCAL_TICKET - 1 - ticket), _job.running()
-    if now is None or now.number != step:
-        said = f"step {now.number} runs" if now else "no step runs"
-        raise RuntimeError(
-            f"backward of step {step} while {said}; call backward before the next step, or pass cu_seqlens"
-        )
-    return now.lengths(at)
-
-
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
     """`contiguous` and `to` for tensors that mostly are right already: each call of torch would cost a microsecond."""
     tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
     return tensor if tensor.is_contiguous() else tensor.contiguous()
+
+
+def _wide_room(tensor: Tensor) -> Tensor:
+    """For results in f32; to say a type that is right already would take longer."""
+    wide = torch.float32
+    return torch.empty_like(tensor) if tensor.dtype == wide else torch.empty_like(tensor, dtype=wide)
 
 
 def _wire(tensor: Tensor) -> torch.dtype:
@@ -102,12 +59,13 @@ def _forward(
     cu_seqlens_k: Tensor | None,
     kind: str,
     layer: Tensor | None,
-) -> tuple[Tensor, Tensor, int]:
+) -> tuple[Tensor, Tensor, int, list[int] | None]:
+    """O, LSE, ticket, and lengths that the call said: the backward need not read them again."""
     pool = _job.pooled()
     if not (q.shape[0] or k.shape[0] or v.shape[0]) and (pool is None or pool[1].may_be_empty()):
         # The rank has no documents of the micro-batch, and its model is called all the same.
-        return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), _LOCAL_TICKET
-    lengths = _lengths(cu_seqlens_q, cu_seqlens_k)
+        return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), LOCAL_TICKET, None
+    lengths = told = _documents.lengths_of(cu_seqlens_q, cu_seqlens_k)
     if pool:
         job, step = pool
         if job.refuses_wider:
@@ -119,7 +77,7 @@ def _forward(
             number = step.ticket(at, layer_at)
             if kept:
                 o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
-                return o, lse, number
+                return o, lse, number, told
             lent = _place.lent(q)
             ticket = job.session.submit(phase, tuple(_place.rows(it) for it in (q, k, v)), lent=lent)
             step.forward[at] += 1
@@ -127,7 +85,7 @@ def _forward(
         job.not_finite.found(step.number, job.session.wait(ticket, o, lse, lent=lent))
         if getattr(_next, "is_repeated", True):
             step.kept[phase] = _kept.Kept((q, k, v), o, lse)
-        return o, lse, number
+        return o, lse, number, told
     if (job := _job.before_steps()) and (q.requires_grad or k.requires_grad or v.requires_grad):
         name = next(name for name, it in (("q", q), ("k", k), ("v", v)) if it.requires_grad)
         raise RuntimeError(
@@ -137,19 +95,23 @@ def _forward(
     if (check := _job.check()) and q.is_cuda:
         raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
     if check and (step := check.spanning(lengths)):
-        number, layout = _LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
+        number, layout = LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
-        return o, lse, number
-    lengths, number = _whole(lengths)
+        return o, lse, number, told
+    lengths, number = _documents.whole(lengths)
+    taken = _job.running() if number < LOCAL_TICKET else None
     if check and check.plain:
         if (step := _job.running()) and not _local.under_local():
-            number = _LOCAL_TICKET - 1 - step.key()
-        return *check.attention(kind, lengths, (q, k, v)), number
-    o, lse = _forward_here(kind, lengths, q, k, v)
-    if check:
-        check.saw(o)
-    return o, lse, number
+            number = LOCAL_TICKET - 1 - step.key()
+        o, lse = check.attention(kind, lengths, (q, k, v))
+    else:
+        o, lse = _forward_here(kind, lengths, q, k, v)
+        if check:
+            check.saw(o)
+    if taken:
+        taken.count_further()
+    return o, lse, number, told
 
 
 def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
@@ -161,7 +123,7 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
             _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = (_as(q, wire), _as(k, wire), _as(v, wire))
-    o = torch.empty_like(qkv[0], dtype=torch.float32)
+    o = _wide_room(qkv[0])
     lse = o.new_empty(o.shape[:2])
     _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
     return _as(_as(o, wire), q.dtype), lse
@@ -176,7 +138,7 @@ def _backward(
     o: Tensor,
     lse: Tensor,
     ticket: Tensor | int,
-    cu_seqlens: Tensor | None,
+    ends: Tensor | list[int] | None,
     kind: str,
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not q.shape[0]:
@@ -195,12 +157,12 @@ def _backward(
         job.not_finite.found(step.number, job.session.wait(handle, *results, lent=lent))
         return results
     given, step = (q, k, v, o, lse, dout, dlse), _job.running()
-    if step and step.spans and number < _LOCAL_TICKET:
+    if step and step.spans and number < LOCAL_TICKET:
         given = (*given[:-1], torch.zeros_like(lse) if dlse is None else dlse)
-        layout = step.layouts[step.of_key(_LOCAL_TICKET - 1 - number)[1]]
+        layout = step.layouts[step.of_key(LOCAL_TICKET - 1 - number)[1]]
         here = _job.check().exchange.whole
         return here(layout, given, lambda lengths, rows: _backward_here(kind, lengths, *rows))
-    lengths = _same_as_forward(number, cu_seqlens)
+    lengths = _documents.same_as_forward(number, ends)
     if (check := _job.check()) and check.plain:
         return check.gradients(kind, lengths, (q, k, v), dout, torch.zeros_like(lse) if dlse is None else dlse)
     return _backward_here(kind, lengths, *given)
@@ -226,15 +188,17 @@ def _backward_here(
     wide_dout = _as(dout, wide)
     on_wire = wide_dout if wire == wide else _as(dout, wire)
     given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
-    results = tuple(torch.empty_like(it, dtype=wide) for it in qkv)
+    results = (_wide_room(qkv[0]), _wide_room(qkv[1]), _wide_room(qkv[2]))
     _native.local_backward((kind, torch.get_num_threads(), lengths), qkv, given, results)
+    if wire == wide == q.dtype:
+        return results
     # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
     dq, dk, dv = results
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
 
 
 def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
-    o, lse, number = _forward(*arguments)
+    o, lse, number, _ = _forward(*arguments)
     return o, lse, torch.tensor(number, device="cpu")
 
 
@@ -279,28 +243,38 @@ def refuse_second_derivative(*_) -> None:
 torch.library.register_autograd("cadre::attention_backward", refuse_second_derivative, lib=_library)
 
 
+def _is_batched(it: Tensor | None) -> bool:
+    return it is not None and torch._C._functorch.is_legacy_batchedtensor(it)
+
+
 class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which would take longer than their own work."""
 
     @staticmethod
     def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):
-        o, lse, ctx.ticket = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
-        ctx.kind = kind
+        o, lse, ctx.ticket, ctx.lengths = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+        ctx.kind, ctx.ends = kind, cu_seqlens_q
         # Zeros for the gradient of LSE would cost more than all that is done here.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, o, lse, cu_seqlens_q)
+        ctx.save_for_backward(q, k, v, o, lse)
         return o, lse
 
     @staticmethod
     def backward(ctx, dout, dlse):
-        q, k, v, o, lse, cu_seqlens = ctx.saved_tensors
+        if _is_batched(dout) or _is_batched(dlse):
+            raise NotImplementedError(
+                "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
+                "torch.autograd.grad once for each"
+            )
+        q, k, v, o, lse = ctx.saved_tensors
         dout = torch.zeros_like(o) if dout is None else dout
-        call, ticket = _backward, ctx.ticket
+        call, ticket, ends = _backward, ctx.ticket, ctx.lengths
         if torch.is_grad_enabled():
             # The operator refuses to be differentiated again.
-            call, ticket = torch.ops.cadre.attention_backward, torch.tensor(ticket, device="cpu")
+            call, ends = torch.ops.cadre.attention_backward, ctx.ends
+            ticket = torch.tensor(ticket, device="cpu")
             dlse = torch.zeros_like(lse) if dlse is None else dlse
-        return *call(dout, dlse, q, k, v, o, lse, ticket, cu_seqlens, ctx.kind), None, None, None, None
+        return *call(dout, dlse, q, k, v, o, lse, ticket, ends, ctx.kind), None, None, None, None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -308,15 +282,33 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     """Whether nobody looks on who would have to see an operator: a mode, such as that of selective checkpoints, a
-    transform of functions, a class of tensors."""
-    watched = torch._C._len_torch_dispatch_stack() or torch._C._functorch.peek_interpreter_stack() is not None
+    class of tensors."""
+    watched = torch._C._len_torch_dispatch_stack()
     return not watched and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
+def _refuse_transforms(transforms: list[torch._C._functorch.CInterpreter]) -> None:
+    """Refuses what transforms of functions would ask of a call. `vmap` alone makes one call after the other."""
+    kinds = {it.key() for it in transforms}
+    if torch._C._functorch.TransformType.Grad in kinds:
+        raise NotImplementedError(
+            "torch.func: attention has no gradient in reverse mode (grad, vjp, jacrev, hessian); use "
+            "torch.autograd.grad or backward"
+        )
+    if torch._C._functorch.TransformType.Vmap in kinds and _job.pooled():
+        raise NotImplementedError(
+            "torch.vmap makes several calls of one, and a call is one phase of a step; pack the rows, or evaluate "
+            "under cadre.local()"
+        )
+
+
 def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, ...]:
+    if transforms := torch._C._functorch.get_interpreter_stack():
+        _refuse_transforms(transforms)
     _next.is_repeated = _kept.is_repeated()
     try:
-        return (_Direct.apply if _is_plain(q, k, v) else torch.ops.cadre.attention)(q, k, v, *more)
+        plain = not transforms and _is_plain(q, k, v)
+        return (_Direct.apply if plain else torch.ops.cadre.attention)(q, k, v, *more)
     finally:
         # A compiled call does not say it.
         _next.is_repeated = True
@@ -384,8 +376,10 @@ def flash_attn_varlen_func(
     `chunk`: rows after which a document is cut. `layer`: the number of the layer in a tensor, for activation
     checkpointing of several layers at once."""
     del max_seqlen_q, max_seqlen_k, deterministic
-    _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
-    sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
+    if dropout_p or alibi_slopes is not None or block_table is not None:
+        _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
+    if s_aux is not None or learnable_sink is not None:
+        sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
     how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

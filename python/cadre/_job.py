@@ -24,7 +24,8 @@ import torch
 
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._layout import Layout, Shape, Stretch, frozen_of, is_layout, is_partly_frozen, name_layers, rows_of, stretches_of
+from ._frozen import frozen_of, is_partly_frozen
+from ._layout import Layout, Shape, Stretch, is_layout, name_layers, rows_of, stretches_of
 from ._local import local, under_local
 from ._mistakes import BAD_INPUT, is_mistake
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in

@@ -68,6 +68,17 @@ def refuse(**arguments: object) -> None:
             raise NotImplementedError(f"{name} is {said}: it is not there yet; leave it out")
 
 
+def refuse_widths(where: str = "", *, q: int, **others: int) -> None:
+    """Refuses heads of other widths than those of Q, such as those of latent attention (MLA)."""
+    for name, it in others.items():
+        if it != q:
+            raise NotImplementedError(
+                f"{where}heads of {name} are {it} wide and those of q {q}: all three are of one width here. Pad the "
+                "narrow ones to the widest with zeros, give the scale of yours, and cut O to the width of V; or leave "
+                "such layers their own attention"
+            )
+
+
 def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
     """The argument that is given, of several names of one."""
     given = [name for name, it in names.items() if it is not None]
@@ -78,6 +89,8 @@ def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
 
 def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     """The mask that FlashAttention's arguments describe."""
+    if causal is True and window_size == (-1, -1):
+        return "causal"
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
     if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
         raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
@@ -123,7 +136,8 @@ class Shape:
         """Reads the configuration of a model of transformers."""
         if isinstance(model, cls):
             return model
-        model = inside(model)
+        whole = inside(model)
+        model = reads_text(whole)
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "num_attention_heads"):
             raise TypeError(
@@ -131,18 +145,18 @@ class Shape:
             )
         inner = model.modules() if isinstance(model, torch.nn.Module) else ()
         causal = [getattr(it, "is_causal", True) for it in (config, *inner)]
-        if getattr(config, "is_encoder_decoder", False) or not all(causal):
+        if getattr(whole.config, "is_encoder_decoder", False) or not all(causal):
             raise NotImplementedError(
                 f"init: {type(model).__name__} is not causal in all of its layers; give a cadre.Shape in its place"
             )
-        if (divided := getattr(model, "_tp_size", None) or 1) > 1:
+        if (divided := getattr(whole, "_tp_size", None) or 1) > 1:
             raise NotImplementedError(
                 f"init: tensor parallel is not there yet, and the model's tp_size is {divided}; set it to 1"
             )
         heads, layers = config.num_attention_heads, config.num_hidden_layers
         # Gemma's and Granite's names. Others say it in the modules alone: Gemma 3n, and where yarn has an mscale.
         scalar, scale = (getattr(config, it, None) for it in ("query_pre_attn_scalar", "attention_multiplier"))
-        told = scalar**-0.5 if scalar is not None else scale
+        usual = scalar**-0.5 if scalar is not None else scale
         softcap = getattr(config, "attn_logit_softcapping", None)
         window = getattr(config, "sliding_window", None) if getattr(config, "use_sliding_window", True) else None
         masks = {
@@ -156,9 +170,12 @@ class Shape:
         every = getattr(config, "layer_types", None) or [list(masks)[window is not None]] * layers
         kinds = [it for it in every if it not in _WITHOUT]
         modules = _attention_modules(model, _with_attention(model))
-        scales = [it.scaling for it in modules] or [told] * len(kinds)
+        scales = [it.scaling for it in modules] or [usual] * len(kinds)
         # Some layers are wider than the others, or share their keys among more query heads.
-        dims = [getattr(it, "head_dim", None) for it in modules] or [None] * len(kinds)
+        dims = [getattr(it, "qk_head_dim", getattr(it, "head_dim", None)) for it in modules] or [None] * len(kinds)
+        if getattr(config, "_attn_implementation", None) == "cadre":
+            for it in (it for it in modules if hasattr(it, "qk_head_dim") and hasattr(it, "v_head_dim")):
+                refuse_widths("init: ", q=it.qk_head_dim, v=it.v_head_dim)
         groups = [getattr(it, "num_key_value_groups", None) for it in modules] or [None] * len(kinds)
         own = [(heads, heads // it) if it else None for it in groups]
         if unknown := sorted(set(kinds) - set(masks)):
@@ -225,48 +242,26 @@ def inside(model: Any) -> Any:
     return model
 
 
-def is_partly_frozen(model: Any) -> bool:
-    """Whether some parameters of a model are not trained, so that its first layers may have no backward."""
-    return isinstance(model, torch.nn.Module) and not all(it.requires_grad for it in model.parameters())
-
-
-def frozen_of(model: torch.nn.Module, watched: list[bool], layers: int) -> int:
-    """How many first layers have no backward, as a forward of two tokens shows: adapters and hooks decide it too.
-    `watched` gets whether Q, K or V of each call has a gradient."""
-    model = inside(model)
-    if any(it.is_meta for it in model.parameters()):
-        raise NotImplementedError(
-            "init: the model is on the meta device and partly frozen; call init when it has its weights"
-        )
-    training = [(it, it.training) for it in model.modules()]
-    ends = torch.tensor([0, 2], dtype=torch.int32, device="cpu")
-    try:
-        # Neither dropout nor checkpoints.
-        model.eval()
-        with torch.enable_grad():
-            ids = torch.zeros(1, 2, dtype=torch.int64, device=_device_of_tokens(model))
-            model(input_ids=ids, use_cache=False, cu_seq_lens_q=ends, cu_seq_lens_k=ends)
-    finally:
-        for it, was in training:
-            it.training = was
-    if len(watched) != layers or watched != sorted(watched):
-        raise NotImplementedError(
-            f"init: layers have a backward as {watched}; give a cadre.Shape, whose frozen says how many first ones "
-            "have none"
-        )
-    return watched.count(False)
-
-
-def _device_of_tokens(model: torch.nn.Module) -> torch.device:
-    """Where the model looks its tokens up."""
-    embedding = getattr(model, "get_input_embeddings", lambda: None)()
-    return next((model if embedding is None else embedding).parameters()).device
+def reads_text(model: Any) -> Any:
+    """The part of a model of transformers that reads text, where others read images or sound. Attention of these is
+    none of the pool's, and is refused where it is Cadre's, too."""
+    config = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    if text is config or not isinstance(model, torch.nn.Module):
+        return model
+    for name, it in vars(config).items():
+        if it is not text and "cadre" in str(getattr(it, "_attn_implementation", "")):
+            raise NotImplementedError(
+                f"init: layers of {name} have Cadre's attention, too, and are none of the pool's; give the model "
+                f'attn_implementation={{"text_config": "cadre", "{name}": "sdpa"}}'
+            )
+    return next((it for it in model.modules() if getattr(it, "config", None) is text), model)
 
 
 def name_layers(model: Any) -> None:
     """Gives each attention module of a model of transformers the number of its layer, in a tensor: a number in a
     tensor costs a compiled model one compilation, not one a layer. Modules that are used twice have none."""
-    model = inside(model)
+    model = reads_text(inside(model))
     if hasattr(getattr(model, "config", None), "num_hidden_layers"):
         for at, it in enumerate(_attention_modules(model, _with_attention(model))):
             it.cadre_layer = torch.tensor(at, device="cpu")

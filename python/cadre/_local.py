@@ -8,8 +8,11 @@ none: there the value is that of the thread that called backward, which torch ha
 
 import contextlib
 import contextvars
+import ctypes
+import functools
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -38,6 +41,26 @@ def _handed_on() -> _Said:
     return torch._C._get_obj_in_tls(_KEY) if torch._C._is_key_in_tls(_KEY) else _NOTHING
 
 
+def stash_of_torch() -> Callable[[object], None]:
+    """Torch's function that keeps an object for this thread. That of torch 2.9 gives a reference back that it has not
+    taken: there each object gets one more."""
+    stash, tried = torch._C._stash_obj_in_tls, object()
+    counted = sys.getrefcount(tried)
+    stash(f"{_KEY} tried", tried)
+    if sys.getrefcount(tried) > counted:
+        return functools.partial(stash, _KEY)
+
+    def kept(it: object) -> None:
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(it))
+        stash(_KEY, it)
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(tried))
+    return kept
+
+
+_stash = stash_of_torch()
+
+
 def under_local() -> bool:
     """Whether the call is under `local()`."""
     return _said().local
@@ -55,9 +78,9 @@ def local(*, whole: bool = False) -> Iterator[None]:
     announced with parts of documents are refused, unless `whole` says that these are other documents."""
     said, before = _Said(True, whole or says_whole(), threading.get_ident()), _handed_on()
     token = _SAID.set(said)
-    torch._C._stash_obj_in_tls(_KEY, said)
+    _stash(said)
     try:
         yield
     finally:
-        torch._C._stash_obj_in_tls(_KEY, before)
+        _stash(before)
         _SAID.reset(token)

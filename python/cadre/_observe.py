@@ -3,8 +3,9 @@
 In: a model that is trained, whatever trains it. Out: a file of JSON lines for each rank; the first one says the model
 and the ranks, each further one a step. Nothing is computed otherwise than before, and nothing is sent.
 
-A step is the forwards with gradients between two calls of an optimizer's `step`. Documents are found in what the model
-is called with. What lies on a GPU is copied there without waiting, and read when the step after it ends.
+A step is the forwards with gradients between two calls of an optimizer's `step`, each once: neither what a checkpoint
+computes again, nor what was tried again after an exception. Documents are found in what the model is called with. What
+lies on a GPU is copied there without waiting, and read when the step after it ends.
 
 The job goes on whatever happens here: a step whose documents are not known is not logged, and where the file takes no
 more lines no further step is. Either is said once on stderr.
@@ -17,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as optimizers
 
+from ._kept import is_repeated
 from ._layout import Shape, differences
 
 VERSION = 1
@@ -53,6 +55,29 @@ def observe(
     lengths of the documents in a forward, from its arguments, where the names of these do not say it.
     """
     return Observer(model, Path(folder), shape, ranks or _ranks(), layout)
+
+
+class Forward:
+    """A forward with gradients: its documents, when it began, and whether its backward has yet to end."""
+
+    def __init__(self, documents: Callable[[], list[int]]) -> None:
+        self.documents, self.began = documents, time.perf_counter()
+        self.seconds, self.waits = 0.0, False
+
+    def end(self, results: Any) -> None:
+        self.seconds = time.perf_counter() - self.began
+        within = results.values() if isinstance(results, Mapping) else results
+        for it in within if isinstance(within, Iterable) and not isinstance(within, Tensor) else [within]:
+            if isinstance(it, Tensor) and it.requires_grad:
+                it.register_hook(self._backward)
+                self.waits = True
+
+    def _backward(self, _: Tensor) -> None:
+        # Called at the end of the backward, and not where that ends with an exception.
+        torch.autograd.Variable._execution_engine.queue_callback(self._done)
+
+    def _done(self) -> None:
+        self.waits = False
 
 
 class Observer:
@@ -88,11 +113,11 @@ class Observer:
         )
         self._step = 0
         self._on_host = device == "cpu"
-        self._ended = self._entered = time.perf_counter()
-        # The current step: start of its first forward, seconds of its forwards, and its documents.
-        self._began: float | None = None
-        self._forward = 0.0
-        self._said: list[Callable[[], list[int]]] = []
+        self._ended = time.perf_counter()
+        # Those of the current step; the one that runs; and how many a checkpoint may compute again.
+        self._forwards: list[Forward] = []
+        self._runs: Forward | None = None
+        self._repeatable = 0
         self._held: tuple[dict[str, Any], list[Callable[[], list[int]]]] | None = None
         # The hooks stay outside of the compiled model.
         before, after = (torch.compiler.disable(it) for it in (self._before, self._after))
@@ -114,30 +139,41 @@ class Observer:
         atexit.unregister(self.close)
 
     def _before(self, _model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
+        self._runs = None
         if not torch.is_grad_enabled():
             return
-        self._entered = time.perf_counter()
-        if self._began is None:
-            self._began = self._entered
-        self._said.append(self._unless_odd(lambda: self._documents(arguments, named), lambda: None))
+        if self._repeatable and torch._C._current_graph_task_id() != -1:
+            # It was counted when it was computed for the first time.
+            self._repeatable -= 1
+            return
+        self._runs = Forward(self._unless_odd(lambda: self._documents(arguments, named), lambda: None))
 
-    def _after(self, *_: Any) -> None:
-        if torch.is_grad_enabled():
-            self._forward += time.perf_counter() - self._entered
+    def _after(self, _model: nn.Module, _arguments: tuple[Any, ...], results: Any) -> None:
+        # One that ends with an exception does not come here.
+        forward, self._runs = self._runs, None
+        if forward is None:
+            return
+        forward.end(results)
+        self._forwards.append(forward)
+        if torch._C._current_graph_task_id() == -1 and is_repeated():
+            self._repeatable += 1
 
     def _stepped(self, *_: Any) -> None:
         # Further optimizers of the same step have had no forward.
-        if self._began is None:
+        if not self._forwards:
             return
         now = time.perf_counter()
         self._write_held()
-        told = {"step": self._step, "seconds": now - self._began, "seconds_before": self._began - self._ended}
+        # One whose backward did not end was tried again.
+        these = [it for it in self._forwards if not it.waits] or self._forwards
+        began = these[0].began
+        told = {"step": self._step, "seconds": now - began, "seconds_before": began - self._ended}
         if self._on_host:
             # On a GPU the host is ahead of what it asked for.
-            told["seconds_forward"] = self._forward
-        self._held = told, self._said
+            told["seconds_forward"] = sum(it.seconds for it in these)
+        self._held = told, [it.documents for it in these]
         self._step, self._ended = self._step + 1, now
-        self._began, self._forward, self._said = None, 0.0, []
+        self._forwards, self._repeatable = [], 0
 
     def _write_held(self) -> None:
         held, self._held = self._held, None

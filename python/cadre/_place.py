@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from . import _native
+from ._layout import refuse_widths
 
 _TYPES = (torch.float32, torch.bfloat16)
 # Those of the kernels of GPUs.
@@ -113,7 +114,7 @@ def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return (
         (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor)
         and (q.is_cpu and k.is_cpu and v.is_cpu)
-        and q.dim() == k.dim() == v.dim() == 3
+        and (q.dim() == k.dim() == 3 and k.shape == v.shape and q.size(2) == k.size(2))
         and (q.dtype in _TYPES and q.dtype == k.dtype == v.dtype)
         and not (torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0)
     )
@@ -144,6 +145,7 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
             raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
         if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
             raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
+    refuse_widths(q=q.shape[2], k=k.shape[2], v=v.shape[2])
     return q, k, v
 
 

@@ -20,7 +20,7 @@ _MICRO_BATCHES = 1 << 16
 
 
 class Step:
-    """See the module. It only counts phases that the pool computes."""
+    """See the module. Without a pool it only counts the forwards that take its documents."""
 
     def __init__(
         self,
@@ -44,7 +44,7 @@ class Step:
         self.at = 0
         """The micro-batch that forwards are of."""
         self.forward = [0] * len(layouts)
-        """Phases of each that the pool was asked for; `backward` likewise."""
+        """Phases of each that the pool was asked for, or calls here that took its documents; `backward` likewise."""
         self.backward = [0] * len(layouts)
         self.kept: dict[tuple[int, int], Kept] = {}
         """By micro-batch and layer, until its backward."""
@@ -120,6 +120,19 @@ class Step:
                 "a recompute where micro-batches are in flight, and nothing says of which one: pass cu_seqlens "
                 "(cu_seq_lens_q)"
             )
+
+    def refuse_further(self) -> None:
+        """Refuses a forward in this process that would take documents which all layers have taken already."""
+        if self.forward[self.at] >= self.layers and torch._C._current_graph_task_id() == -1:
+            raise RuntimeError(
+                f"{self.where()}: all {self.layers} forward calls have taken the step's documents; begin the next "
+                "micro-batch or step, or pass cu_seqlens (cu_seq_lens_q), or evaluate under cadre.local()"
+            )
+
+    def count_further(self) -> None:
+        """A forward in this process has taken the documents; a recompute takes them again."""
+        if torch._C._current_graph_task_id() == -1:
+            self.forward[self.at] += 1
 
     @staticmethod
     def next_in_words(due: tuple[str, int] | None) -> str:

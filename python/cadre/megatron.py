@@ -21,13 +21,22 @@ from torch import Tensor, nn
 
 from . import _job, _local
 from ._attention import attend
-from ._layout import Kind, Shape, mask_of, refuse
+from ._layout import Kind, Shape, mask_of, refuse, refuse_widths
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 
 
-def shape(config: TransformerConfig) -> Shape:
-    """The argument of `cadre.init` for a configuration of Megatron."""
+def shape(of: TransformerConfig | nn.Module) -> Shape:
+    """The argument of `cadre.init` for a configuration of Megatron, or for a model that has Cadre's attention. The
+    model's layers with attention are numbered as they come; its other ones have no number."""
+    if isinstance(of, nn.Module):
+        return _shape_of(of)
+    config = of
+    if getattr(config, "is_hybrid_model", False):
+        raise NotImplementedError(
+            "is_hybrid_model is True: the configuration does not say which layers have attention; give the model in "
+            "its place, and make it before cadre.init"
+        )
     return Shape(
         query_heads=config.num_attention_heads,
         kv_heads=config.num_query_groups,
@@ -36,15 +45,36 @@ def shape(config: TransformerConfig) -> Shape:
     )
 
 
+def _shape_of(model: nn.Module) -> Shape:
+    layers = [it for it in model.modules() if isinstance(it, CoreAttention)]
+    if not layers:
+        raise TypeError(
+            f"init: {type(model).__name__} has no layer with cadre.megatron.CoreAttention; put it into the layers' spec"
+        )
+    for at, it in enumerate(layers):
+        # Megatron's number counts layers without attention, too.
+        it.layer = torch.tensor(at, device="cpu")
+    config = layers[0].config
+    return Shape(
+        query_heads=config.num_attention_heads,
+        kv_heads=config.num_query_groups,
+        head_dim=config.kv_channels,
+        kinds=tuple(Kind(mask_of(it.mask in _CAUSAL, (-1, -1)), scale=it.scale) for it in layers),
+    )
+
+
 def put_into(spec: ModuleSpec) -> ModuleSpec:
-    """Puts Cadre's attention into the spec of a layer, or of each layer of a block."""
-    for it in getattr(spec, "layer_specs", None) or [spec]:
+    """Puts Cadre's attention into the spec of a layer, or of each layer of a block, or of a hybrid stack's layers."""
+    for it in getattr(spec, "layer_specs", None) or [getattr(spec.submodules, "attention_layer", spec)]:
         it.submodules.self_attention.submodules.core_attention = CoreAttention
     return spec
 
 
 def check(config: TransformerConfig) -> None:
     """Refuses features of the configuration that are missing here, by name."""
+    if getattr(config, "multi_latent_attention", False):
+        wide = config.qk_head_dim + config.qk_pos_emb_head_dim
+        refuse_widths("multi_latent_attention: ", q=wide, v=config.v_head_dim)
     for name, usual in (
         ("tensor_model_parallel_size", 1),
         ("pipeline_model_parallel_size", 1),
@@ -113,8 +143,9 @@ class CoreAttention(nn.Module):
         refuse(attention_dropout=attention_dropout)
         if attention_type != "self":
             raise NotImplementedError(f"attention_type is {attention_type}: attention is of a layer's own rows here")
-        self.mask, self.scale = attn_mask_type, softmax_scale
-        # Not a buffer: it is no part of a checkpoint, and stays on the CPU. Megatron counts layers from 1.
+        self.config, self.mask, self.scale = config, attn_mask_type, softmax_scale
+        # Not a buffer: it is no part of a checkpoint, and stays on the CPU. Megatron counts layers from 1, also those
+        # without attention: `shape` of a model numbers them anew.
         self.layer = torch.tensor(layer_number - 1, device="cpu")
 
     def forward(

@@ -21,7 +21,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as masks
 
 from ._attention import attend
-from ._layout import mask_of, refuse
+from ._layout import mask_of, refuse, refuse_widths
 
 # What models hand down to every layer, and core attention does not depend on.
 _HARMLESS = {
@@ -51,6 +51,7 @@ def attention(
     """Attention for transformers: takes `[batch, heads, rows, dim]`, returns `[batch, rows, heads, dim]`."""
     refuse(dropout=dropout, **{name: it for name, it in more.items() if name not in _HARMLESS})
     batch, heads, rows, dim = query.shape
+    refuse_widths(q=dim, k=key.shape[-1], v=value.shape[-1])
     several, chunk = cu_seq_lens_q is None and batch > 1, _chunk_of(module)
     if attention_mask is not None:
         _check_mask(attention_mask, several, chunk)

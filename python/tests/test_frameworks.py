@@ -25,7 +25,11 @@ with warnings.catch_warnings():
     import pytorch_megatron
     import pytorch_torchtitan
     from megatron.core import parallel_state
+    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
     from megatron.core.packed_seq_params import PackedSeqParams
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.ssm.mamba_block import MambaStack, MambaStackSubmodules
+    from megatron.core.transformer import ModuleSpec
     from megatron.core.transformer.enums import AttnMaskType
     from pytorch_books import packed
     from pytorch_hybrid import documents
@@ -43,6 +47,16 @@ class PlainMegatron(torch.nn.Module):
         q, k, v = (it.permute(1, 2, 0, 3) for it in (q, k, v))
         o = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
         return o.permute(2, 0, 1, 3).flatten(2)
+
+
+class Mixer(torch.nn.Module):
+    """In the place of a layer without attention, which asks for kernels of GPUs."""
+
+    def __init__(self, **_: Any) -> None:
+        super().__init__()
+
+    def forward(self, hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
+        return hidden_states.cumsum(0)
 
 
 class Frameworks(RealProcesses):
@@ -69,6 +83,32 @@ class Frameworks(RealProcesses):
         loaders = [documents(rank, TOKENS) for rank in range(2)]
         batches = [next(it) for it in loaders for _ in range(pytorch_megatron.ACCUMULATE)]
         self.check("pytorch_megatron.py", models, pytorch_megatron.loss_of, batches)
+
+    def test_layers_of_a_hybrid_of_megatron_are_those_that_have_attention(self) -> None:
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+        self.addCleanup(dist.destroy_process_group)
+        parallel_state.initialize_model_parallel()
+        self.addCleanup(parallel_state.destroy_model_parallel)
+        config = pytorch_megatron.configuration()
+        config.num_layers, config.is_hybrid_model = 5, True
+        with self.assertRaisesRegex(NotImplementedError, "is_hybrid_model is True: .* give the model in its place"):
+            cadre.megatron.shape(config)
+        attention = get_gpt_layer_local_spec(normalization="RMSNorm")
+        kinds = MambaStackSubmodules(mamba_layer=Mixer, attention_layer=attention, mlp_layer=Mixer)
+        spec = cadre.megatron.put_into(ModuleSpec(MambaStack, submodules=kinds))
+        groups = ProcessGroupCollection.use_mpu_process_groups()
+        how = {"hybrid_override_pattern": "M*-M*", "post_layer_norm": False, "pg_collection": groups}
+        stack = MambaStack(config, spec.submodules, **how)
+        shape = cadre.megatron.shape(stack)
+        self.assertEqual((shape.kinds, shape.heads), (("causal",) * 2, ((4, 2, 16),) * 2))
+        found = [int(it.layer) for it in stack.modules() if isinstance(it, cadre.megatron.CoreAttention)]
+        self.assertEqual(found, [0, 1])
+        # In the order in which it calls them.
+        with mock.patch.object(cadre.megatron, "attend", wraps=cadre.megatron.attend) as calls:
+            stack(torch.randn(6, 1, 64), None)
+        self.assertEqual([int(it.kwargs["layer"]) for it in calls.call_args_list], [0, 1])
+        with self.assertRaisesRegex(TypeError, "Linear has no layer with cadre.megatron.CoreAttention"):
+            cadre.megatron.shape(torch.nn.Linear(1, 1))
 
     def observed(self, model: Any, shape: cadre.Shape, loss_of: Any, batches: list[Any]) -> list[list[list[int]]]:
         """The documents that `cadre.observe` sees, by step and forward, in a job that uses nothing else of Cadre."""
@@ -119,6 +159,11 @@ class Frameworks(RealProcesses):
             changed = mock.patch.object(config, name, value, create=True)
             with changed, self.assertRaisesRegex(NotImplementedError, f"{name} is .*set it to"):
                 make(config, 1, kind, "self")
+        latent = mock.Mock(wraps=config, multi_latent_attention=True, qk_head_dim=128, qk_pos_emb_head_dim=64)
+        latent.v_head_dim = 128
+        words = "multi_latent_attention: heads of v are 128 wide and those of q 192: .* their own attention"
+        with self.assertRaisesRegex(NotImplementedError, words):
+            cadre.megatron.check(latent)
         with self.assertRaisesRegex(NotImplementedError, "attention_type is cross"):
             make(config, 1, kind, "cross")
         q = torch.randn(4, 1, 4, 16)

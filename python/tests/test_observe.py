@@ -15,6 +15,7 @@ import torch
 from cadre._observe import documents_of
 from test_transformers import llama
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
@@ -24,6 +25,10 @@ PLAIN = {"attn_implementation": "sdpa", "hidden_size": 256}
 def packed(lengths: list[int]) -> dict[str, torch.Tensor]:
     positions = torch.cat([torch.arange(it) for it in lengths])[None]
     return {"input_ids": positions % 64, "labels": positions % 64, "position_ids": positions}
+
+
+def out_of_memory(*_: Any) -> None:
+    raise torch.OutOfMemoryError
 
 
 class Observed(unittest.TestCase):
@@ -72,6 +77,38 @@ class Observed(unittest.TestCase):
         code, _, said = self.report()
         self.assertEqual(code, 2)
         self.assertIn("cadre calibrate --head-dim 64", said)
+
+    def test_a_forward_that_is_tried_again_counts_once(self) -> None:
+        model = llama(**PLAIN)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        # Layers are computed again in the backward, and so is the whole model.
+        model.gradient_checkpointing_enable()
+        observer = cadre.observe(model, self.folder)
+        rows = torch.ones(1, requires_grad=True)
+
+        def loss(rows: torch.Tensor, lengths: list[int]) -> torch.Tensor:
+            return model(**packed(lengths)).loss * rows
+
+        for reentrant in (False, True):
+            checkpoint(loss, rows, [5, 3], use_reentrant=reentrant).backward()
+            optimizer.step()
+        # A forward or a backward that ends with an exception is tried again.
+        broken = model.lm_head.register_forward_pre_hook(out_of_memory)
+        with self.assertRaises(torch.OutOfMemoryError):
+            model(**packed([9]))
+        broken.remove()
+        model(**packed([4])).loss.backward()
+        optimizer.step()
+        broken = model.model.embed_tokens.weight.register_hook(out_of_memory)
+        with self.assertRaises(torch.OutOfMemoryError):
+            model(**packed([6, 2])).loss.backward()
+        broken.remove()
+        for _ in range(2):
+            model(**packed([6])).loss.backward()
+        optimizer.step()
+        observer.close()
+        found = [it["documents"] for it in self.lines()[1:]]
+        self.assertEqual(found, [[[5, 3]], [[5, 3]], [[4]], [[6], [6]]])
 
     def test_a_trainer_is_logged_by_one_line(self) -> None:
         rows = [{"input_ids": list(range(it))} for it in (3, 9, 27, 5)]

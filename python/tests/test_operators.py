@@ -14,6 +14,11 @@ from torch.autograd import forward_ad
 DOCUMENTS = [30, 1, 130]
 CU_SEQLENS = torch.tensor([0, 30, 31, 161], dtype=torch.int32)
 
+WIDTHS = (
+    "heads of {} are {} wide and those of q {}: all three are of one width here. Pad .* to the widest with zeros, give "
+    "the scale of yours, and cut O to the width of V; or leave such layers their own attention"
+)
+
 
 def rows(heads: int = 4, kv_heads: int = 2, dim: int = 16, dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
     generator = torch.Generator().manual_seed(1)
@@ -126,6 +131,8 @@ class Operators(unittest.TestCase):
             ((q.double(), k.double(), v.double()), TypeError, "q is torch.float64"),
             ((q, k.bfloat16(), v), TypeError, "k is torch.bfloat16 and q torch.float32"),
             ((q, k, v[0]), ValueError, "v is "),
+            ((q, k, v[..., :8]), NotImplementedError, WIDTHS.format("v", 8, 16)),
+            ((q, k[..., :8], v), NotImplementedError, WIDTHS.format("k", 8, 16)),
             ((q, k[:5], v[:5]), ValueError, r"K is \[5, 2, 16\], not"),
             ((q, k, v.to("meta")), NotImplementedError, "v is on meta"),
             ((q, k, [1.0]), TypeError, "v is a list; give a tensor"),
@@ -163,6 +170,31 @@ class Operators(unittest.TestCase):
                 call(q.detach(), k, v.detach())
         with self.assertRaisesRegex(NotImplementedError, "q has a tangent"):
             torch.func.jvp(lambda it: call(it, it, it), (q.detach()[:, :2],), (q.detach()[:, :2],))
+
+    def test_a_transform_of_functions_is_refused_by_its_name(self) -> None:
+        q = rows(2)[0]
+
+        def loss(q: torch.Tensor) -> torch.Tensor:
+            return call(q, q, q).square().sum()
+
+        inner = torch.func.grad(loss)
+        for transform in (inner, torch.func.jacrev(loss), torch.func.hessian(loss), torch.func.grad(inner)):
+            with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode .*; use torch.autograd.grad"):
+                transform(q)
+        with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode"):
+            torch.vmap(inner)(q[None])
+        with self.assertRaisesRegex(NotImplementedError, "is_grads_batched .* torch.autograd.grad once for each"):
+            torch.autograd.grad(loss(q), q, torch.ones(3), is_grads_batched=True)
+        # Which makes one call after the other.
+        both = torch.vmap(lambda q: call(q, q, q))(torch.stack((q, 2 * q)).detach())
+        for one, other in zip(both, (q, 2 * q), strict=True):
+            self.assertTrue(torch.equal(one, call(other, other, other)))
+        step = (mock.Mock(), mock.Mock())
+        with (
+            mock.patch.object(_job, "pooled", lambda: step),
+            self.assertRaisesRegex(NotImplementedError, "torch.vmap .* one phase of a step"),
+        ):
+            torch.vmap(lambda q: call(q, q, q))(q[None].detach())
 
     def test_autocast_casts_all_three(self) -> None:
         q, k, v = rows()

@@ -2,7 +2,9 @@
 
 import contextlib
 import contextvars
+import ctypes
 import io
+import sys
 import threading
 import unittest
 from types import SimpleNamespace
@@ -84,6 +86,20 @@ class Places(unittest.TestCase):
                 self.assertEqual(innermost(), (True, False))
                 # Another coroutine of this thread.
                 self.assertFalse(other.run(_local.under_local))
+
+    def test_what_is_said_of_local_lives_as_long_as_torch_holds_it(self) -> None:
+        # Torch 2.9 takes objects of a thread without counting that it has them.
+        for counts in (True, False):
+
+            def stash(_key: str, it: object, counts: bool = counts) -> None:
+                if counts:
+                    ctypes.pythonapi.Py_IncRef(ctypes.py_object(it))
+
+            with mock.patch.object(torch._C, "_stash_obj_in_tls", stash):
+                keep = _local.stash_of_torch()
+                before = sys.getrefcount(said := object())
+                keep(said)
+                self.assertEqual(sys.getrefcount(said), before + 1, counts)
 
     def test_rows_have_the_type_that_is_said_or_autocasts_or_the_parameters(self) -> None:
         wide, narrow, none = (torch.nn.Linear(1, 1).to(it) for it in (torch.float32, torch.bfloat16, torch.float16))

@@ -16,6 +16,7 @@ import torch
 from alone import Alone
 from cadre import _check, _job, _kept, _layout, _step
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 ROWS = 8
 ENDS = torch.tensor([0, 3, 8], dtype=torch.int32)
@@ -41,6 +42,29 @@ class Documents(Alone):
             self.assertTrue(torch.equal(attend(rows(), torch.tensor([0, ROWS])), whole))
         # Without local() they are.
         self.assertTrue(torch.equal(attend(rows()), attend(rows(), ENDS)))
+
+    def test_more_forwards_than_layers_do_not_take_the_documents_of_the_step(self) -> None:
+        self.join()
+        cadre.begin_step([[3, 5], [ROWS]])
+        q, again = rows(), rows()
+        with self.assertRaisesRegex(ValueError, "documents have 8 rows and Q has 7"):
+            attend(q[:7])
+        # A recompute is of the same forward.
+        loss = checkpoint(attend, q, use_reentrant=False).square().sum()
+        remedy = "micro-batch 0: all 1 forward calls .*pass cu_seqlens .*under cadre.local"
+        with torch.no_grad(), self.assertRaisesRegex(RuntimeError, remedy):
+            attend(again)
+        # What says its documents is no call of the step's, and has these.
+        whole = attend(again, torch.tensor([0, ROWS]))
+        loss.backward()
+        attend(again, ENDS).square().sum().backward()
+        self.assertTrue(torch.equal(q.grad, again.grad))
+        cadre.next_micro_batch()
+        self.assertTrue(torch.equal(attend(q), whole))
+        with self.assertRaisesRegex(RuntimeError, "micro-batch 1: all 1 forward"):
+            attend(q)
+        cadre.begin_step([3, 5])
+        attend(q)
 
     def test_tensors_are_layouts_and_their_numbers_are_lengths(self) -> None:
         self.join()

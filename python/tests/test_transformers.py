@@ -20,12 +20,20 @@ from torch.nn.parallel import DistributedDataParallel
 from transformers import (
     BertConfig,
     BertModel,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
     Gemma3nForCausalLM,
     Gemma3nTextConfig,
+    Llama4Config,
     Llama4ForCausalLM,
+    Llama4ForConditionalGeneration,
     Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
+    LlavaConfig,
+    LlavaForConditionalGeneration,
     MistralConfig,
     MistralForCausalLM,
     Phi3Config,
@@ -81,6 +89,26 @@ class Arguments(unittest.TestCase):
         config._attn_implementation = "cadre"
         with self.assertRaisesRegex(NotImplementedError, "position_bias is a tensor"):
             T5Model(config)(input_ids=TOKENS, decoder_input_ids=TOKENS)
+
+    def test_heads_of_other_widths_are_refused_by_the_widths(self) -> None:
+        q = torch.randn(1, 2, 5, 16)
+        with self.assertRaisesRegex(NotImplementedError, "heads of v are 8 wide and those of q 16: all three are"):
+            cadre.transformers.attention(None, q, q, q[..., :8], None)
+        latent = {"q_lora_rank": 8, "kv_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 12, "v_head_dim": 8}
+        small = SMALL | {"num_key_value_heads": 4, "first_k_dense_replace": 2}
+        model = DeepseekV3ForCausalLM(DeepseekV3Config(**small, **latent))
+        with self.assertRaisesRegex(NotImplementedError, "init: heads of v are 8 wide and those of q 16: all three"):
+            Shape.of(model)
+        with self.assertRaisesRegex(NotImplementedError, "heads of v are 8 wide and those of q 16: all three are"):
+            model(TOKENS)
+        # Of one width they are as any others.
+        same = DeepseekV3ForCausalLM(DeepseekV3Config(**small, **latent | {"v_head_dim": 16})).eval()
+        shape = Shape.of(same)
+        self.assertEqual((shape.kinds, shape.heads), (("causal",) * 2, ((4, 4, 16),) * 2))
+        with torch.no_grad():
+            found = same(TOKENS).logits
+            same.set_attn_implementation("eager")
+            self.assertLess((same(TOKENS).logits - found).abs().max(), 1e-5)
 
     def test_a_window_that_looks_both_ways_is_refused(self) -> None:
         for rows in (1, 4):
@@ -235,6 +263,42 @@ class Shapes(unittest.TestCase):
         self.assertEqual([int(it.self_attn.cadre_layer) for it in model.model.layers], [0, 1])
         with self.assertRaisesRegex(TypeError, "Linear has no configuration of transformers; give a cadre.Shape"):
             Shape.of(DistributedDataParallel(torch.nn.Linear(1, 1)))
+
+    def test_of_a_model_that_sees_images_the_layers_that_read_text_are_taken(self) -> None:
+        small = {it: SMALL[it] for it in ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers")}
+        small |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "pad_token_id": 0}
+        seen = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+        seen |= {"image_size": 16, "patch_size": 8}
+        wide = {"vision_output_dim": 16, "projector_input_dim": 16, "projector_output_dim": 16}
+        windows = {"sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"]}
+        gemma = windows | {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 20.0}
+        llama4 = {"intermediate_size_mlp": 32, "num_local_experts": 2, "attention_chunk_size": 8}
+        for config, model, text, vision, kinds in (
+            (Gemma3Config, Gemma3ForConditionalGeneration, gemma, {}, [" scale 0.25 softcap 20", "window:4"]),
+            (Llama4Config, Llama4ForConditionalGeneration, llama4 | {"no_rope_layers": [1, 0]}, wide, ["", ""]),
+            (LlavaConfig, LlavaForConditionalGeneration, {"model_type": "llama"}, {}, ["", "causal"]),
+        ):
+            images = {"model_type": "clip_vision_model"} if config is LlavaConfig else {}
+            whole = config(text_config=small | text, vision_config=seen | vision | images)
+            whole._attn_implementation = {"text_config": "cadre", "vision_config": "sdpa"}
+            made = model(whole)
+            first = f"{kinds[1] or 'causal in chunks of 8'}{kinds[0]}"
+            shape = Shape.of(made)
+            self.assertEqual((shape.kinds, shape.heads), ((first, f"causal{kinds[0]}"), ((4, 2, 8),) * 2))
+            self.assertEqual(tuple(it.split(" s")[0] for it in shape.kinds), tuple(layers_of(made)[0]))
+            name_layers(made)
+            found = [int(it.cadre_layer) for it in made.modules() if hasattr(it, "cadre_layer")]
+            self.assertEqual(found, [0, 1])
+            # One that sees no image is called as any other.
+            made.eval()
+            with torch.no_grad():
+                logits = made(TOKENS).logits
+            made.set_attn_implementation("eager")
+            with torch.no_grad():
+                self.assertLess((made(TOKENS).logits - logits).abs().max(), 1e-5)
+            made.set_attn_implementation("cadre")
+            with self.assertRaisesRegex(NotImplementedError, 'vision_config .* "vision_config": "sdpa"'):
+                Shape.of(made)
 
     def test_attention_modules_know_their_layer_unless_one_is_used_twice(self) -> None:
         model = llama()
