@@ -1,17 +1,19 @@
 //! What all reconciles share: the client, the chart's settings, caches, recent writes, metrics.
 //!
-//! Owns the memory of mode `Auto`, by the pool's uid. Nothing else is remembered between two looks.
+//! Owns the memory of mode `Auto`, by the pool's uid, and when what became of a job was seen, by the job's. Nothing else is
+//! remembered between two looks.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
 
 pub(crate) use cadre_desired::MANAGER;
 use cadre_desired::Settings;
+use cadre_desired::job::Watched;
 use cadre_desired::pool::scale::Memory;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
-use kube::Client;
 use kube::runtime::events::{Recorder, Reporter};
+use kube::{Client, ResourceExt as _};
 
 use crate::caches::{Caches, Scope};
 use crate::issuer::Issuer;
@@ -41,6 +43,7 @@ pub(crate) struct Context {
     pub(crate) tries: Tries,
     pub(crate) unmade: Unmade,
     memories: Mutex<BTreeMap<String, Memory>>,
+    watched: Mutex<BTreeMap<String, Watched>>,
 }
 
 impl Context {
@@ -61,6 +64,7 @@ impl Context {
             tries: Tries::default(),
             unmade: Unmade::default(),
             memories: Mutex::default(),
+            watched: Mutex::default(),
         }
     }
 
@@ -76,6 +80,21 @@ impl Context {
         match memory {
             Some(memory) => drop(memories.insert(uid.to_owned(), memory)),
             None => drop(memories.remove(uid)),
+        }
+    }
+
+    /// What was seen of a job up to its last look; none where it was never looked at.
+    pub(crate) fn watched(&self, uid: &str) -> Option<Watched> {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner).get(uid).cloned()
+    }
+
+    /// Remembers what was seen of a job; of those that are gone, nothing.
+    pub(crate) fn watch(&self, uid: &str, seen: Watched) {
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        if watched.insert(uid.to_owned(), seen).is_none() {
+            let all = self.caches.trainings.state();
+            let there: BTreeSet<_> = all.iter().filter_map(|it| it.uid()).collect();
+            watched.retain(|it, _| it == uid || there.contains(it));
         }
     }
 }

@@ -28,6 +28,7 @@ mod manifest;
 mod seen;
 mod stage;
 mod status;
+mod watched;
 
 use std::collections::BTreeSet;
 
@@ -50,6 +51,7 @@ pub use failure::{Cause, LastWords};
 use seen::{all_ours, has_joined, pods};
 use stage::Stage;
 pub use status::status;
+pub use watched::{Watched, watch};
 
 /// Seconds after which pods that should be gone are looked at again.
 const LOOK_AGAIN_SECONDS: i64 = 5;
@@ -90,6 +92,8 @@ pub struct Observed {
     pub refused_pod: Option<Failure>,
     /// The attempt that has none of the pool's servers though its conductor is there, and why.
     pub unserved: Option<(u32, Unserved)>,
+    /// What the operator has seen of the job by its own clock; none where it looks at it for the first time.
+    pub watched: Option<Watched>,
 }
 
 /// Trainers that have joined the control service.

@@ -1,6 +1,7 @@
 //! Jobs: from any state to rest, never two attempts at once, no restart too many.
 
 mod causes;
+mod clocks;
 mod cluster;
 mod encryption;
 mod events;
