@@ -11,7 +11,7 @@ use super::Observed;
 use super::attempt::Attempt;
 use super::ended::{COULD_NOT_GO_ON, Ended, How, WORDS, told};
 use crate::identity;
-use crate::names::{self, label, name};
+use crate::names::{label, name};
 use crate::pod::{DISRUPTED, State, condition, disruption, end, state};
 
 /// Exit codes of a trainer that was stopped by SIGTERM, and after that by SIGKILL.
@@ -129,20 +129,10 @@ fn is_stopped(how: &How) -> bool {
     }
 }
 
-/// The pods of the job's attempts, also of those that are gone. A pod of another kind may join the pool under the job's name:
-/// it has no attempt, or its owner is none.
+/// The pods of the job's attempts, also of those that are gone.
 pub(super) fn all_ours(observed: &Observed) -> impl Iterator<Item = &Pod> {
-    let is_ours = move |pod: &&Pod| {
-        let number = label(&pod.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok());
-        let Some(number) = number else { return false };
-        let own = names::attempt(name(&observed.job.metadata), number);
-        let mut owners = pod.metadata.owner_references.iter().flatten();
-        // Of a Job that was deleted without them they have no owner any more.
-        owners
-            .find(|it| it.controller == Some(true))
-            .is_none_or(|it| it.kind == "Job" && it.name == own)
-    };
-    observed.pods.iter().filter(is_ours)
+    let own = name(&observed.job.metadata);
+    observed.pods.iter().filter(move |it| identity::is_trainer_of(it, own))
 }
 
 /// The pods of an attempt. A former job of the same name had one of the same number, whose pods may be lost for long.

@@ -267,7 +267,9 @@ impl World {
                 ..OwnerReference::default()
             }]);
             let template = job.spec.as_ref().and_then(|it| it.template.metadata.as_ref());
-            pod.metadata.labels = template.and_then(|it| it.labels.clone());
+            let mut labels = template.and_then(|it| it.labels.clone()).unwrap_or_default();
+            labels.insert("batch.kubernetes.io/job-name".into(), name(&job.metadata));
+            pod.metadata.labels = Some(labels);
             let node = format!("node-{index}");
             let node = if self.dead.contains(&node) { format!("spare-{index}") } else { node };
             on_node(&mut pod, &node);
