@@ -43,6 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use self::status::TRAINER_JOINS_SECONDS;
 use crate::action::{Action, Failure, Kind, Object, Reference};
 use crate::names::{is_owned, name};
+use crate::owned;
 use crate::pod::{joins_by, set_up_by};
 use crate::settings::Settings;
 use attempt::{Attempt, attempts, newest};
@@ -258,8 +259,7 @@ fn ensure_service(observed: &Observed, decision: &mut Decision) {
     match &observed.service {
         None => decision.actions.push(Action::Create(Object::Service(Box::new(wanted)))),
         Some(found) if is_owned(&found.metadata, &observed.job.metadata) => {
-            let selector = |it: &Service| it.spec.as_ref().and_then(|it| it.selector.clone());
-            if selector(found) != selector(&wanted) {
+            if !owned::is_service(found, &wanted) {
                 decision.actions.push(Action::Apply(Object::Service(Box::new(wanted))));
             }
         }

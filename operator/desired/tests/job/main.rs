@@ -7,6 +7,7 @@ mod encryption;
 mod events;
 mod kept;
 mod kubernetes;
+mod owned;
 mod refusals;
 mod restarts;
 mod starting;
