@@ -5,7 +5,7 @@
 //!
 //! One action that is refused holds no other up: who may leave leaves though no further pod fits. Only what would be
 //! made on top of it waits: a Job for its Service, a pod for the one before that was refused, both for the certificate
-//! that they mount.
+//! that they mount, a number of servers for the budget that says how many may be missing and when numbers were taken over.
 //!
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
@@ -71,9 +71,17 @@ where
     let no_more_pods = AtomicBool::new(prepared.is_err());
     let lacks_pods = AtomicBool::new(false);
     let (mut owner, mut version, mut result) = (owner.clone(), None, prepared);
+    let mut lacks_budget = false;
     for action in others {
-        if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
+        let waits = match &action {
+            Action::Create(Object::Job(_)) => result.is_err(),
+            Action::Scale { .. } => lacks_budget,
+            _ => false,
+        };
+        if !waits {
+            let is_budget = is_budget(&action);
             let done = one(context, &owner, action).await;
+            lacks_budget |= is_budget && done.is_err();
             if let Ok(Some(newer)) = &done {
                 owner.meta_mut().resource_version = Some(newer.clone());
                 version = Some(newer.clone());
@@ -92,6 +100,19 @@ where
     let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
     let failed = pods.into_iter().fold(result, Error::first).err();
     Done { version, failed, lacks_pods: lacks_pods.into_inner() }
+}
+
+fn is_budget(action: &Action) -> bool {
+    match action {
+        Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Budget,
+        Action::Delete(which) => which.kind == Kind::Budget,
+        Action::Drain { .. }
+        | Action::Note { .. }
+        | Action::Scale { .. }
+        | Action::DeleteSelf
+        | Action::Guard
+        | Action::Release => false,
+    }
 }
 
 /// Carries one action out. Out: the owner's version, if the action has changed it.
