@@ -23,6 +23,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -326,9 +327,11 @@ where
     }
 }
 
-/// Whether the object is gone, or another of the same name has come.
+/// Whether the object is gone, or another of the same name has come: to a delete the API server says that as a conflict, to a
+/// patch with the uid of the one before that nobody may change this field.
 fn is_gone(error: &kube::Error) -> bool {
-    is_code(error, 404) || is_code(error, 409)
+    let is_other = |it: &Status| it.code == 422 && it.message.contains("metadata.uid");
+    is_code(error, 404) || is_code(error, 409) || status(error).is_some_and(is_other)
 }
 
 /// Puts our finalizer on the object, or takes it off; those of others stay. Out: the object's version then.
