@@ -10,6 +10,7 @@
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -231,9 +232,27 @@ where
                 };
                 return Err(Error::NameTaken { kind, name });
             }
+            show(&api, &found, object.labels()).await?;
             Ok(None)
         }
         Err(error) => Err(refused(&name, error)),
+    }
+}
+
+/// Gives an object of ours back the labels that somebody has taken off it: without them the watches do not show it.
+async fn show<T>(api: &Api<T>, found: &T, labels: &BTreeMap<String, String>) -> Result<(), Error>
+where
+    T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    if labels.iter().all(|(key, value)| found.labels().get(key) == Some(value)) {
+        return Ok(());
+    }
+    let (kind, name) = (T::kind(&()), found.name_any());
+    let patch = json!({"metadata": {"uid": found.uid(), "labels": labels}});
+    match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_gone(&error) => Err(Error::Stale),
+        Err(error) => Err(Error::api(format!("give {kind} {name} its labels back"), error)),
     }
 }
 
