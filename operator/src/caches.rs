@@ -31,7 +31,7 @@ use tokio::sync::OnceCell;
 use crate::api::WATCH_SECONDS;
 use crate::prune::{prune, prune_job, prune_node, prune_pod, prune_pool};
 use crate::recent::version;
-use crate::triggers::{Key, Triggers};
+use crate::triggers::{Triggers, key};
 
 /// Objects that this operator makes. Jobs and ControllerRevisions are known by the label of what they are of, which is counted
 /// on anyway: one that were hidden for want of this label would be made once more, and under another name.
@@ -237,10 +237,6 @@ impl Owned {
             self.pools.put(key(found.as_ref()));
         }
     }
-}
-
-fn key<K: Resource>(object: &K) -> Key {
-    (object.namespace().unwrap_or_default(), object.name_any())
 }
 
 /// The API of a kind, in one namespace or all.

@@ -5,11 +5,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 pub(crate) use cadre_desired::MANAGER;
-use cadre_desired::Settings;
 use cadre_desired::job::Watched;
 use cadre_desired::pool::scale::Memory;
+use cadre_desired::{Failure, Settings};
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::events::{Recorder, Reporter};
@@ -24,6 +25,8 @@ use crate::prune::{prune_job, prune_pod};
 use crate::recent::Recent;
 use crate::told::Told;
 use crate::tries::{Tries, Unmade};
+use crate::triggers::key;
+use crate::troubles::{Troubles, What};
 
 /// What all reconciles share.
 pub(crate) struct Context {
@@ -42,6 +45,7 @@ pub(crate) struct Context {
     pub(crate) pace: Pace,
     pub(crate) tries: Tries,
     pub(crate) unmade: Unmade,
+    troubles: Troubles,
     memories: Mutex<BTreeMap<String, Memory>>,
     watched: Mutex<BTreeMap<String, Watched>>,
 }
@@ -63,9 +67,24 @@ impl Context {
             pace: Pace::default(),
             tries: Tries::default(),
             unmade: Unmade::default(),
+            troubles: Troubles::default(),
             memories: Mutex::default(),
             watched: Mutex::default(),
         }
+    }
+
+    /// Something that all workers need was tried; tells it to all objects if that is news.
+    pub(crate) fn tried(&self, what: What, refused: Option<String>) {
+        if self.troubles.tell(what, refused, Instant::now()) {
+            let Caches { pools, trainings, pool_triggers, job_triggers, .. } = &self.caches;
+            pools.state().iter().for_each(|it| pool_triggers.put(key(it.as_ref())));
+            trainings.state().iter().for_each(|it| job_triggers.put(key(it.as_ref())));
+        }
+    }
+
+    /// What keeps all workers out, if something does and the object has some, and when it may be over.
+    pub(crate) fn trouble(&self, has_workers: bool) -> Option<(Failure, Duration)> {
+        self.troubles.there(Instant::now()).filter(|_| has_workers)
     }
 
     /// What mode `Auto` remembers of a pool.
