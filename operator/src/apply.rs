@@ -5,11 +5,12 @@
 //!
 //! One action that is refused holds no other up: who may leave leaves though no further pod fits. Only what would be
 //! made on top of it waits: a Job for its Service, a pod for the one before that was refused, both for the certificate
-//! that they mount.
+//! that they mount, a number of servers for the budget that says how many may be missing and when numbers were taken over.
 //!
 //! Done already counts as done: creating what is there and is ours, deleting what is gone. Pods are
 //! written several at a time, everything else one after the other.
 
+use std::collections::BTreeMap;
 use std::fmt::Debug;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
@@ -23,6 +24,7 @@ use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{Pod, Service};
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::api::{DeleteParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::core::Status;
 use kube::{Api, Client, Resource, ResourceExt as _};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -71,9 +73,17 @@ where
     let no_more_pods = AtomicBool::new(prepared.is_err());
     let lacks_pods = AtomicBool::new(false);
     let (mut owner, mut version, mut result) = (owner.clone(), None, prepared);
+    let mut lacks_budget = false;
     for action in others {
-        if result.is_ok() || !matches!(action, Action::Create(Object::Job(_))) {
+        let waits = match &action {
+            Action::Create(Object::Job(_)) => result.is_err(),
+            Action::Scale { .. } => lacks_budget,
+            _ => false,
+        };
+        if !waits {
+            let is_budget = is_budget(&action);
             let done = one(context, &owner, action).await;
+            lacks_budget |= is_budget && done.is_err();
             if let Ok(Some(newer)) = &done {
                 owner.meta_mut().resource_version = Some(newer.clone());
                 version = Some(newer.clone());
@@ -92,6 +102,19 @@ where
     let pods: Vec<_> = stream::iter(pods).map(pod).buffered(AT_ONCE).collect().await;
     let failed = pods.into_iter().fold(result, Error::first).err();
     Done { version, failed, lacks_pods: lacks_pods.into_inner() }
+}
+
+fn is_budget(action: &Action) -> bool {
+    match action {
+        Action::Create(object) | Action::Apply(object) => object.kind() == Kind::Budget,
+        Action::Delete(which) => which.kind == Kind::Budget,
+        Action::Drain { .. }
+        | Action::Note { .. }
+        | Action::Scale { .. }
+        | Action::DeleteSelf
+        | Action::Guard
+        | Action::Release => false,
+    }
 }
 
 /// Carries one action out. Out: the owner's version, if the action has changed it.
@@ -209,9 +232,27 @@ where
                 };
                 return Err(Error::NameTaken { kind, name });
             }
+            show(&api, &found, object.labels()).await?;
             Ok(None)
         }
         Err(error) => Err(refused(&name, error)),
+    }
+}
+
+/// Gives an object of ours back the labels that somebody has taken off it: without them the watches do not show it.
+async fn show<T>(api: &Api<T>, found: &T, labels: &BTreeMap<String, String>) -> Result<(), Error>
+where
+    T: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned,
+{
+    if labels.iter().all(|(key, value)| found.labels().get(key) == Some(value)) {
+        return Ok(());
+    }
+    let (kind, name) = (T::kind(&()), found.name_any());
+    let patch = json!({"metadata": {"uid": found.uid(), "labels": labels}});
+    match api.patch_metadata(&name, &PatchParams::default(), &Patch::Merge(patch)).await {
+        Ok(_) => Ok(()),
+        Err(error) if is_gone(&error) => Err(Error::Stale),
+        Err(error) => Err(Error::api(format!("give {kind} {name} its labels back"), error)),
     }
 }
 
@@ -305,9 +346,11 @@ where
     }
 }
 
-/// Whether the object is gone, or another of the same name has come.
+/// Whether the object is gone, or another of the same name has come: to a delete the API server says that as a conflict, to a
+/// patch with the uid of the one before that nobody may change this field.
 fn is_gone(error: &kube::Error) -> bool {
-    is_code(error, 404) || is_code(error, 409)
+    let is_other = |it: &Status| it.code == 422 && it.message.contains("metadata.uid");
+    is_code(error, 404) || is_code(error, 409) || status(error).is_some_and(is_other)
 }
 
 /// Puts our finalizer on the object, or takes it off; those of others stay. Out: the object's version then.

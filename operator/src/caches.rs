@@ -31,9 +31,10 @@ use tokio::sync::OnceCell;
 use crate::api::WATCH_SECONDS;
 use crate::prune::{prune, prune_job, prune_node, prune_pod, prune_pool};
 use crate::recent::version;
-use crate::triggers::{Key, Triggers};
+use crate::triggers::{Triggers, key};
 
-/// Objects that this operator makes.
+/// Objects that this operator makes. Jobs and ControllerRevisions are known by the label of what they are of, which is counted
+/// on anyway: one that were hidden for want of this label would be made once more, and under another name.
 const OURS: &str = "app.kubernetes.io/managed-by=cadre-operator";
 
 /// Objects of a list that are unpruned in memory at the same time.
@@ -128,7 +129,7 @@ impl Caches {
         let (own, seen) = (owned.clone(), jobs_seen.clone());
         let jobs: Store<Job> = watch_noting(
             scoped(client, namespace),
-            ours(),
+            all().labels(LABEL_JOB),
             |_| true,
             prune_job,
             seen,
@@ -136,9 +137,10 @@ impl Caches {
                 own.owner(&it.metadata);
             },
         );
-        let services: Store<Service> = watch_ours(client, namespace, &owned);
-        let budgets: Store<PodDisruptionBudget> = watch_ours(client, namespace, &owned);
-        let revisions: Store<ControllerRevision> = watch_ours(client, namespace, &owned);
+        let services: Store<Service> = watch_ours(client, namespace, OURS, &owned);
+        let budgets: Store<PodDisruptionBudget> = watch_ours(client, namespace, OURS, &owned);
+        let revisions: Store<ControllerRevision> =
+            watch_ours(client, namespace, LABEL_POOL, &owned);
 
         let (there, seen) = (pods.clone(), Mutex::new(BTreeMap::new()));
         let nodes = namespace.is_none().then(|| {
@@ -237,10 +239,6 @@ impl Owned {
     }
 }
 
-fn key<K: Resource>(object: &K) -> Key {
-    (object.namespace().unwrap_or_default(), object.name_any())
-}
-
 /// The API of a kind, in one namespace or all.
 pub(crate) fn scoped<K>(client: &Client, namespace: Option<&str>) -> Api<K>
 where
@@ -257,13 +255,8 @@ fn all() -> watcher::Config {
     watcher::Config::default().page_size(PAGE).timeout(WATCH_SECONDS)
 }
 
-/// Of those that this operator makes.
-fn ours() -> watcher::Config {
-    all().labels(OURS)
-}
-
-/// Fills a store with what this operator makes of a kind; a change triggers the pool or job that owns the object.
-fn watch_ours<K>(client: &Client, namespace: Option<&str>, owned: &Owned) -> Store<K>
+/// Fills a store with the objects of a kind that have a label; a change triggers the pool or job that owns the object.
+fn watch_ours<K>(client: &Client, namespace: Option<&str>, label: &str, owned: &Owned) -> Store<K>
 where
     K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
     K: Clone + DeserializeOwned + Debug + Send + Sync + 'static,
@@ -271,7 +264,7 @@ where
     let (api, owned) = (scoped(client, namespace), owned.clone());
     watch(
         api,
-        ours(),
+        all().labels(label),
         |_| true,
         |it: &mut K| prune(it.meta_mut()),
         move |it| owned.owner(it.meta()),

@@ -73,7 +73,7 @@ impl Error {
 }
 
 /// Message of the API server, or why it could not be reached.
-fn words(error: &kube::Error) -> String {
+pub(crate) fn words(error: &kube::Error) -> String {
     status(error).map_or_else(|| error.to_string(), |it| it.message.clone())
 }
 

@@ -20,17 +20,19 @@ pub(crate) async fn reconcile(
     let now = Timestamp::now();
     let observed = observe::job(&context, object);
     let decision = job::decide(&observed, &context.settings, now);
+    let has_workers = decision.has_workers;
     let prepared = issuer::bring(&context, object, &decision).await;
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
     let apply::Done { version, failed, lacks_pods: _ } = done;
     let lacks = decision.lacks_pods.as_deref();
-    let turns =
-        [renewal, context.told.completes_in(), lacks::try_pod(&context, object, lacks).await];
+    let tries = lacks::try_pod(&context, object, lacks).await;
+    let (trouble, lasts) = context.trouble(has_workers).unzip();
+    let turns = [renewal, context.told.completes_in(), tries, lasts];
     let next = turns.into_iter().flatten().min();
 
-    let failure = failed.as_ref().and_then(Error::failure);
+    let failure = failed.as_ref().and_then(Error::failure).or(trouble);
     let applied = Applied::new(observe::job(&context, object), failure);
     let Some(status) = job::status(&applied, now) else {
         return Ok(Looked::new(decision.again, context.recent_jobs.waits(), [None, next], failed));

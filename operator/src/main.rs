@@ -39,6 +39,7 @@ mod tests;
 mod told;
 mod tries;
 mod triggers;
+mod troubles;
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -87,6 +88,9 @@ struct Arguments {
     /// Who holds the lease: the pod's name.
     #[arg(long, env = "POD_NAME")]
     identity: Option<String>,
+    /// Do not mark the pod that leads: the Service leads workers to all pods.
+    #[arg(long)]
+    unmarked: bool,
     /// Objects of one kind that are worked on at the same time.
     #[arg(long, default_value_t = 8)]
     concurrency: u16,
@@ -133,7 +137,9 @@ async fn main() -> anyhow::Result<()> {
     let work = async {
         let leading = async {
             context.caches.ready().await?;
-            mark::take_off(&context.client, &place).await;
+            if !arguments.unmarked {
+                mark::take_off(&context.client, &place).await;
+            }
             tracing::info!("caches are filled; waiting for the lease {}", place.name);
             anyhow::Ok(leader::acquire(leases, &place, Patience::default()).await)
         };
@@ -148,7 +154,7 @@ async fn main() -> anyhow::Result<()> {
         let control = serve_workers(&context, &arguments, lease.term());
         tokio::select! {
             ended = control => ended,
-            () = mark::keep_on(&context.client, &place) => Ok(()),
+            () = mark::keep_on(&context, &place), if !arguments.unmarked => Ok(()),
             () = controllers::run(&context, arguments.concurrency) => Ok(()),
             () = lease.lost() => {
                 anyhow::bail!("the lease {} is lost; another operator may lead", place.name)

@@ -1,7 +1,8 @@
 //! The mark of the pod that leads: a label, by which the chart's Service sends workers to that pod alone.
 //!
 //! In: the place of the lease, whose holder is called as its pod. Out: the pod that leads has the label, and no other pod of its
-//! release has it. Without the mark nothing is decided otherwise: only the leader listens to workers.
+//! release has it; or the status of all objects with workers says why not. Without the mark nothing is decided otherwise: only the
+//! leader listens to workers.
 //!
 //! A process that begins takes the label off its own pod, where an earlier process may have led; one that leads takes it off
 //! all others, and looks again every minute. An operator that runs in no pod marks none.
@@ -13,9 +14,10 @@ use kube::api::{ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt as _};
 use serde_json::{Value, json};
 
-use crate::context::MANAGER;
-use crate::error::is_code;
+use crate::context::{Context, MANAGER};
+use crate::error::{is_code, words};
 use crate::leader::Place;
+use crate::troubles::What;
 
 /// The label of the pod that leads; its value is `true`.
 pub(crate) const LABEL_LEADS: &str = "cadre.dev/leads";
@@ -33,15 +35,18 @@ pub(crate) async fn take_off(client: &Client, place: &Place) {
 }
 
 /// Keeps the label on this process's pod alone, while it leads. Does not return.
-pub(crate) async fn keep_on(client: &Client, place: &Place) {
+pub(crate) async fn keep_on(context: &Context, place: &Place) {
     let mut trouble = String::new();
     loop {
-        let done = put_on(client, place).await;
-        let text = done.as_ref().err().map(ToString::to_string).unwrap_or_default();
+        let done = put_on(&context.client, place).await;
+        let label = || format!("label pod {} with {LABEL_LEADS}", place.identity);
+        let error = done.as_ref().err().map(|it| format!("{}: {}", label(), words(it)));
+        let text = error.clone().unwrap_or_default();
         if !text.is_empty() && text != trouble {
-            tracing::warn!("workers may not find pod {}, which leads: {text}", place.identity);
+            tracing::warn!("workers may not find the pod that leads: {text}");
         }
         trouble = text;
+        context.tried(What::Mark, error);
         let [well, ill] = LOOKS_APART;
         tokio::time::sleep(if done.is_ok() { well } else { ill }).await;
     }

@@ -1,7 +1,7 @@
 //! What is known about an object, from the caches and the writes that they have not seen.
 //!
 //! In: a pool or a job. Out: an observation for the decision, with what the control service tells. Makes no
-//! request.
+//! request. What is seen of a job is remembered, with the time.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,6 +16,7 @@ use cadre_desired::{identity, job, pool, servers_budget, servers_service, traine
 use k8s_openapi::api::apps::v1::ControllerRevision;
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
+use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt as _;
 use kube::runtime::reflector::ObjectRef;
 
@@ -114,7 +115,7 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         figures;
     let (is_served, is_whole) =
         (context.issuer.folder.is_some(), context.told.completes_in().is_none());
-    job::Observed {
+    let mut observed = job::Observed {
         job: object.clone(),
         unreadable: read.unreadable.clone(),
         pool: pool.map(|it| it.object.clone()),
@@ -129,7 +130,12 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
         attached: (!is_served || is_whole).then_some(attached),
         refused_pod: context.tries.of(uid),
         unserved: context.told.unserved_attempt(&key),
-    }
+        watched: context.watched(uid),
+    };
+    let seen = job::watch(&observed, Timestamp::now());
+    context.watch(uid, seen.clone());
+    observed.watched = Some(seen);
+    observed
 }
 
 /// What the jobs of these trainers need and wait for, by namespace and name; of jobs of other kinds nothing is known.

@@ -24,17 +24,19 @@ pub(crate) async fn reconcile(
     let observed = observe::pool(&context, object);
     let (decision, memory) = pool::decide(&observed, &context.settings, now);
     context.remember(&uid, Some(memory));
+    let has_workers = decision.has_workers;
     let prepared = issuer::bring(&context, object, &decision).await;
     let renewal = prepared.as_ref().ok().copied().flatten();
     let prepared = prepared.map(drop);
     let done = apply::all(&context, object, decision.actions, prepared).await;
     let apply::Done { version, failed, lacks_pods } = done;
     context.unmade.tell(&uid, lacks_pods, now);
-    let next = renewal.into_iter().chain(context.told.completes_in()).min();
+    let (trouble, lasts) = context.trouble(has_workers).unzip();
+    let next = [renewal, context.told.completes_in(), lasts].into_iter().flatten().min();
 
     // After an error, servers that are there keep being served, and the status names what is
     // missing.
-    let failure = failed.as_ref().and_then(Error::failure);
+    let failure = failed.as_ref().and_then(Error::failure).or(trouble);
     let applied = Applied::new(observe::pool(&context, object), failure);
     let key = (object.namespace().unwrap_or_default(), object.name_any());
     context.known.put(key, pool::facts(&applied));

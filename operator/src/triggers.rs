@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use futures_util::{Stream, stream};
+use kube::{Resource, ResourceExt as _};
 use tokio::sync::Notify;
 use tokio::time::{Instant, sleep_until};
 
@@ -18,6 +19,11 @@ const TOGETHER: Duration = Duration::from_millis(100);
 
 /// Namespace and name.
 pub(crate) type Key = (String, String);
+
+/// That of an object.
+pub(crate) fn key<K: Resource>(object: &K) -> Key {
+    (object.namespace().unwrap_or_default(), object.name_any())
+}
 
 /// Keys that wait.
 #[derive(Clone, Debug, Default)]

@@ -14,7 +14,7 @@ use cadre_crds::contract::{
 use cadre_views::{JobKey, ServerId, Who};
 use k8s_openapi::api::core::v1::Pod;
 
-use crate::names::{annotation, label, name};
+use crate::names::{self, annotation, label, name};
 
 /// Labels in which the controllers of other kinds write which job a pod belongs to.
 const JOB_LABELS: [&str; 5] = [
@@ -22,8 +22,10 @@ const JOB_LABELS: [&str; 5] = [
     "jobset.sigs.k8s.io/jobset-name",
     "training.kubeflow.org/job-name",
     "ray.io/cluster",
-    "batch.kubernetes.io/job-name",
+    JOB_NAME,
 ];
+/// Where the core controller writes which Job a pod is of. It stays where the Job goes without its pods.
+const JOB_NAME: &str = "batch.kubernetes.io/job-name";
 /// Where the core controller writes a pod's index.
 const INDEX: &str = "batch.kubernetes.io/job-completion-index";
 
@@ -62,6 +64,16 @@ pub enum Refusal {
         /// The pod.
         pod: String,
     },
+    /// A `TrainingJob` has the name of the pod's job, and has not made the pod.
+    #[error(
+        "pod {pod} names TrainingJob {job} in a label and is none of its pods; give its own job another name (cadre.dev/job)"
+    )]
+    Stranger {
+        /// The pod.
+        pod: String,
+        /// The job, with its namespace.
+        job: String,
+    },
     /// The worker claims to be another pod.
     #[error("pod {pod} is {is} and may not speak for {claimed}; each pod speaks for itself alone")]
     Another {
@@ -97,6 +109,10 @@ pub fn of(pod: &Pod, claim: Claim, job: Option<&TrainingJob>) -> Result<Identity
         Who::Server(ServerId { index, incarnation })
     } else {
         let key = job_of(pod).ok_or_else(|| Refusal::NoJob { pod: own() })?;
+        if job.is_some() && !is_trainer_of(pod, &key.name) {
+            let job = format!("{}/{}", key.namespace, key.name);
+            return Err(Refusal::Stranger { pod: own(), job });
+        }
         let ranks = job.and_then(|job| ranks(pod, job));
         let started = job.is_some().then(|| key.attempt.saturating_sub(1));
         let fits = ranks.as_ref().is_none_or(|it| it.contains(&index))
@@ -132,6 +148,19 @@ pub fn job_of(pod: &Pod) -> Option<JobKey> {
     let attempt = label(&pod.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok()).unwrap_or(1);
     let namespace = pod.metadata.namespace.clone().unwrap_or_default();
     Some(JobKey { namespace, name, attempt })
+}
+
+/// Whether an attempt of the `TrainingJob` of this name has made a pod, also one whose Job was deleted without it. Anybody may
+/// give a pod the labels of one.
+pub(crate) fn is_trainer_of(pod: &Pod, job: &str) -> bool {
+    let number = label(&pod.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok());
+    let Some(number) = number else { return false };
+    let own = names::attempt(job, number);
+    let mut owners = pod.metadata.owner_references.iter().flatten();
+    match owners.find(|it| it.controller == Some(true)) {
+        Some(owner) => owner.kind == "Job" && owner.name == own,
+        None => label(&pod.metadata, JOB_NAME) == Some(&own),
+    }
 }
 
 /// Whether a `TrainingJob` describes the job of a trainer's pod: the operator alone numbers attempts.
@@ -181,7 +210,13 @@ mod tests {
 
     #[test]
     fn a_trainer_is_one_of_its_pods_ranks_in_its_attempt() {
-        let labels = [(LABEL_POOL, "p"), (LABEL_JOB, "j"), (LABEL_ATTEMPT, "2"), (INDEX, "1")];
+        let labels = [
+            (LABEL_POOL, "p"),
+            (LABEL_JOB, "j"),
+            (LABEL_ATTEMPT, "2"),
+            (INDEX, "1"),
+            ("batch.kubernetes.io/job-name", "j-2"),
+        ];
         let (trainer, job) = (pod(&labels), training(2));
         let key = JobKey { namespace: "n".into(), name: "j".into(), attempt: 2 };
         for rank in [2, 3] {
@@ -204,6 +239,29 @@ mod tests {
         assert_eq!([home(&trainer, None), home(&trainer, Some(&job))], ["n", "n"]);
         job.spec.attention.pool_ref.namespace = Some("shared".into());
         assert_eq!(home(&trainer, Some(&job)), "shared");
+    }
+
+    #[test]
+    fn a_pod_with_the_name_of_a_training_job_that_is_none_of_its_pods_does_not_speak_for_it() {
+        let labels = [(LABEL_POOL, "p"), (LABEL_JOB, "j")];
+        let stray = |more: &[(&str, &str)]| pod(&[&labels, more].concat());
+        let job = training(1);
+        let others = [
+            stray(&[]),
+            stray(&[(LABEL_ATTEMPT, "1")]),
+            stray(&[(LABEL_ATTEMPT, "1"), (INDEX, "0")]),
+            stray(&[(LABEL_ATTEMPT, "1"), (INDEX, "0"), ("batch.kubernetes.io/job-name", "mine")]),
+        ];
+        for pod in others {
+            let refusal = of(&pod, claim(false, 0, 0), Some(&job)).expect_err("it is a stranger");
+            let said = refusal.to_string();
+            assert!(
+                said.starts_with("pod x names TrainingJob n/j in a label and is none"),
+                "{said}"
+            );
+        }
+        let theirs = of(&stray(&[]), claim(false, 0, 0), None).expect("no job has this name");
+        assert_eq!(theirs.who.to_string(), "trainer 0 of n/j/1");
     }
 
     #[test]

@@ -21,6 +21,7 @@ mod conditions;
 pub mod identity;
 pub mod job;
 mod names;
+mod owned;
 mod pod;
 mod podspec;
 pub mod pool;

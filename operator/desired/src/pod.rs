@@ -6,9 +6,6 @@
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod, PodCondition};
 use k8s_openapi::jiff::Timestamp;
 
-/// Seconds after which a pod that should be gone is taken for lost with its node.
-const OVERDUE_SECONDS: i64 = 10;
-
 /// Seconds that a node has for a pod's volumes and network before it is told that they are missing.
 const SET_UP_SECONDS: i64 = 60;
 
@@ -78,17 +75,6 @@ pub(crate) fn disruption(pod: &Pod) -> &str {
         (NODE_PRESSURE, Some("Terminated" | "Preempting")) => NODE_SHUTDOWN,
         (reason, _) => reason,
     }
-}
-
-/// Whether the pod computes nothing any more, now or because its node is lost.
-pub(crate) fn is_quiet(pod: &Pod, now: Timestamp) -> bool {
-    state(pod) == State::Ended || is_overdue(pod, now)
-}
-
-/// Whether the pod should have been gone for so long that its node must be lost.
-pub(crate) fn is_overdue(pod: &Pod, now: Timestamp) -> bool {
-    let until = pod.metadata.deletion_timestamp.as_ref();
-    until.is_some_and(|it| it.0.as_second() + OVERDUE_SECONDS <= now.as_second())
 }
 
 /// What the scheduler says about a pod that it finds no node for.

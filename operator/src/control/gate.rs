@@ -1,17 +1,25 @@
 //! Who a token belongs to: asks the API server, and takes only tokens that are bound to a pod.
 //!
-//! In: a bearer token. Out: the pod's namespace, name and uid, as the API server says them. The audience is
+//! In: a bearer token. Out: the pod's namespace, name and uid, as the API server says them; where it does not answer, the status
+//! of all objects with workers says so. The audience is
 //! ours alone, so a token that a pod shows to somebody else is of no use here, and ours of none there.
 //!
 //! Nothing is cached: a token is good as long as its pod is there. At most [`AT_ONCE`] reviews run concurrently.
 
+use std::fmt;
+use std::sync::Arc;
+
 use cadre_control::gate::Admission;
 use cadre_control::{Caller, Gate};
 use k8s_openapi::api::authentication::v1::{TokenReview, TokenReviewSpec, UserInfo};
+use kube::Api;
 use kube::api::PostParams;
-use kube::{Api, Client};
 use tokio::sync::Semaphore;
 use tonic::Status;
+
+use crate::context::Context;
+use crate::error::words;
+use crate::troubles::What;
 
 /// Maximum reviews of tokens under way.
 const AT_ONCE: usize = 32;
@@ -22,16 +30,23 @@ const POD_UID: &str = "authentication.kubernetes.io/pod-uid";
 const SERVICE_ACCOUNT: &str = "system:serviceaccount:";
 
 /// Asks the API server.
-#[derive(Debug)]
 pub(crate) struct Reviewer {
+    context: Arc<Context>,
     api: Api<TokenReview>,
     audience: String,
     room: Semaphore,
 }
 
+impl fmt::Debug for Reviewer {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Reviewer").field("audience", &self.audience).finish_non_exhaustive()
+    }
+}
+
 impl Reviewer {
-    pub(crate) fn new(client: Client, audience: String) -> Self {
-        Self { api: Api::all(client), audience, room: Semaphore::new(AT_ONCE) }
+    pub(crate) fn new(context: Arc<Context>) -> Self {
+        let (api, audience) = (Api::all(context.client.clone()), context.settings.audience.clone());
+        Self { context, api, audience, room: Semaphore::new(AT_ONCE) }
     }
 
     async fn review(&self, token: String) -> Result<Caller, Status> {
@@ -40,7 +55,9 @@ impl Reviewer {
         let audiences = Some(vec![self.audience.clone()]);
         let review =
             TokenReview { spec: TokenReviewSpec { audiences, token }, ..TokenReview::default() };
-        let answer = self.api.create(&PostParams::default(), &review).await.map_err(|error| {
+        let answer = self.api.create(&PostParams::default(), &review).await;
+        self.context.tried(What::Tokens, answer.as_ref().err().map(words));
+        let answer = answer.map_err(|error| {
             tracing::warn!("tokens cannot be checked: {error}");
             Status::unavailable(format!("the API server does not check tokens: {error}"))
         })?;

@@ -67,7 +67,7 @@ pub(crate) async fn run(
     (listener, certificate): (TcpListener, Certificate),
     term: u64,
 ) -> anyhow::Result<()> {
-    let gate = Reviewer::new(context.client.clone(), context.settings.audience.clone());
+    let gate = Reviewer::new(context.clone());
     let (sender, events) = mpsc::channel(QUEUE);
     context.told.start();
     let issuers = issuer::watch(context.clone());

@@ -124,3 +124,21 @@ async fn its_own_number_makes_a_pool_smaller_as_any_does() {
     server.until("the number in the spec", |all| ours(all, 1)).await;
     servers(&server, 1).await;
 }
+
+#[tokio::test]
+async fn a_number_is_not_written_where_the_budget_that_goes_before_it_is_refused() {
+    let server = Server::new();
+    server.limit("poddisruptionbudgets", 0, 403, "budgets are refused");
+    let _context = operator(&server).await;
+    server.put("attentionpools", "p", &automatic(3, 5));
+    let told = |all: &Objects<'_>| {
+        let pool = all.get("attentionpools", "p")?;
+        let words = said(pool, "Degraded", "message");
+        (words == "create PodDisruptionBudget p-servers: budgets are refused").then(|| pool.clone())
+    };
+    let pool = server.until("the refusal", told).await;
+    assert_eq!(pool["spec"]["replicas"], 0);
+    server.lift_limits();
+    server.until("the number in the spec", |all| ours(all, 3)).await;
+    servers(&server, 3).await;
+}

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 
 use super::server::{Objects, Refused, Server};
-use super::{name, running};
+use super::{job, name, operator, pool, reason, running, said};
 use crate::leader::Place;
 use crate::mark::{LABEL_LEADS, keep_on, take_off};
 
@@ -37,37 +37,54 @@ async fn until_marked(server: &Server, expected: &[&str]) {
 async fn the_pod_that_leads_has_the_mark_and_no_other_of_its_release() {
     let server = Server::new();
     release(&server);
-    let (client, own) = (server.client(), place("b"));
+    let (context, own) = (operator(&server).await, place("b"));
     // Pod a led, and died without a word.
     tokio::select! {
-        () = keep_on(&client, &own) => {}
+        () = keep_on(&context, &own) => {}
         () = until_marked(&server, &["b", "x"]) => {}
     }
     // Its process begins anew in the same pod, as that of pod b does after it has lost the lease.
-    take_off(&client, &own).await;
+    take_off(&context.client, &own).await;
     until_marked(&server, &["x"]).await;
-    take_off(&client, &place("no-pod")).await;
+    take_off(&context.client, &place("no-pod")).await;
 }
 
 #[tokio::test]
-async fn a_mark_that_is_refused_is_tried_again() {
+async fn a_mark_that_is_refused_is_tried_again_and_told_by_all_who_have_workers() {
     let server = Server::new();
     release(&server);
-    let refused =
-        Refused { verb: "patch", resource: "pods", with: "", code: 403, words: "no".into() };
-    server.refuse(refused);
-    let later = async {
-        while server.until("an answer", |all| Some(all.refusals())).await == 0 {
-            tokio::task::yield_now().await;
+    let context = operator(&server).await;
+    server.put("attentionpools", "p", &pool(1));
+    server.put("trainingjobs", "j", &job());
+    let objects = [("attentionpools", "p"), ("trainingjobs", "j")];
+    let told = async |expected: &str| {
+        for (kind, own) in objects {
+            let is_told = |all: &Objects<'_>| {
+                let object = all.get(kind, own)?;
+                (reason(object, "Degraded") == expected)
+                    .then(|| said(object, "Degraded", "message"))
+            };
+            let message = server.until(expected, is_told).await;
+            if expected == "NotMarked" {
+                let words =
+                    "workers do not find the operator: label pod b with cadre.dev/leads: no";
+                assert_eq!(message, words, "{kind}");
+            }
         }
-        let nothing =
-            Refused { verb: "patch", resource: "leases", with: "", code: 403, words: "no".into() };
-        server.refuse(nothing);
-        until_marked(&server, &["b", "x"]).await;
     };
-    let (client, own) = (server.client(), place("b"));
+    told("AsItShould").await;
+    let refused =
+        |resource| Refused { verb: "patch", resource, with: "", code: 403, words: "no".into() };
+    server.refuse(refused("pods"));
+    let later = async {
+        told("NotMarked").await;
+        server.refuse(refused("leases"));
+        until_marked(&server, &["b", "x"]).await;
+        told("AsItShould").await;
+    };
+    let own = place("b");
     tokio::select! {
-        () = keep_on(&client, &own) => {}
+        () = keep_on(&context, &own) => {}
         () = later => {}
     }
 }
@@ -76,4 +93,6 @@ async fn a_mark_that_is_refused_is_tried_again() {
 fn the_charts_service_leads_to_the_pod_with_the_mark() {
     let chart = include_str!("../../../charts/cadre/templates/operator.yaml");
     assert!(chart.contains(&format!("{LABEL_LEADS}: \"true\"")));
+    let unless = "{{- if not .Values.control.leaderAlone }}\n            - --unmarked\n";
+    assert!(chart.contains(unless), "where the Service does not need it nobody is told of it");
 }

@@ -8,6 +8,7 @@ mod classes;
 mod encryption;
 #[path = "../../desired/tests/world/fields.rs"]
 mod fields;
+mod hidden;
 mod issuers;
 mod leading;
 mod leases;

@@ -2,9 +2,11 @@
 
 use std::path::PathBuf;
 
+use cadre_crds::contract::ANNOTATION_ENDED;
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_desired::{Action, Object};
+use cadre_desired::{Action, Kind, Object, Reference};
 use k8s_openapi::api::core::v1::Service;
+use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
 use super::server::{Objects, Refused, Server};
@@ -329,4 +331,31 @@ async fn a_job_that_has_changed_since_its_time_was_over_is_not_deleted() {
     assert_eq!(delete(&now).await, None);
     server.until("its end", |all| all.get("trainingjobs", "j").is_none().then_some(())).await;
     assert_eq!(delete(&now).await, None, "it is gone");
+}
+
+/// Its name is another object's by now: the API server takes a uid for a field that nobody may change.
+#[tokio::test]
+async fn what_is_written_on_an_object_is_none_of_the_one_that_has_followed_it() {
+    let server = Server::new();
+    let context = operator(&server).await;
+    server.put("trainingjobs", "j", &job());
+    let owner = server.until("the job", |all| all.get("trainingjobs", "j").cloned()).await;
+    let owner: TrainingJob = serde_json::from_value(owner).expect("a job");
+    server.put("jobs", "x", &json!({"spec": {}}));
+    server.put("pods", "x", &running());
+    let of = |kind| Reference { kind, name: "x".into(), uid: "former".into() };
+    let (annotation, text) = (ANNOTATION_ENDED, "words".to_owned());
+    let since = Timestamp::now();
+    let actions = vec![
+        Action::Note { object: of(Kind::Job), annotation, text },
+        Action::Drain { pod: of(Kind::Pod), reason: "ScaledDown", since },
+    ];
+    let done = apply::all(&context, &owner, actions, Ok(())).await;
+    assert!(done.failed.is_none(), "{done:?}");
+    let notes = |all: &Objects<'_>, kind: &str| {
+        all.get(kind, "x").map(|it| it["metadata"]["annotations"].clone())
+    };
+    for kind in ["jobs", "pods"] {
+        assert_eq!(server.until("it", |all| notes(all, kind)).await, Value::Null, "{kind}");
+    }
 }

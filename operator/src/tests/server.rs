@@ -19,7 +19,8 @@ use tokio::sync::watch;
 
 use super::fields::{self, Way};
 use super::wire::{
-    born, is_other, merge, parameter, patched, refuse, refuse_with, reply, selected,
+    born, is_other, made, merge, other, parameter, patched, refuse, refuse_with, reply, selected,
+    shown,
 };
 
 /// Resource, namespace and name.
@@ -246,9 +247,6 @@ async fn answered(server: Server, request: Request) -> Response {
     let resource = rest.first().copied().unwrap_or_default();
     let body = to_bytes(body, usize::MAX).await.unwrap_or_default();
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    if resource == "tokenreviews" {
-        return server.review(&body);
-    }
     let applies = parts
         .headers
         .get("content-type")
@@ -264,6 +262,9 @@ async fn answered(server: Server, request: Request) -> Response {
     };
     if let Some(refusal) = server.refusal(verb, resource, &body) {
         return refusal;
+    }
+    if resource == "tokenreviews" {
+        return server.review(&body);
     }
     let Some(name) = rest.get(1) else {
         return match parts.method {
@@ -326,8 +327,7 @@ impl Server {
         if let Some((_, code, words)) = inner.limits.get(resource).filter(|it| there >= it.0) {
             return refuse_with(*code, &words.replace("NAME", &name));
         }
-        let mut object = born(namespace, &name);
-        merge(&mut object, body);
+        let object = made(resource, (namespace, &name), body);
         if query.contains("dryRun=All") {
             return reply(&object);
         }
@@ -342,8 +342,8 @@ impl Server {
     ) -> Response {
         let mut inner = self.inner.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(mut object) = inner.objects.get(&address).cloned() else { return refuse(404) };
-        if is_other(&object, &body["metadata"]) {
-            return refuse(409);
+        if let Some(refusal) = other(&object, &body["metadata"]) {
+            return refusal;
         }
         if let Err(refusal) = patched(&mut object, body, (&address.0, part, applies, query)) {
             return *refusal;
@@ -381,11 +381,12 @@ impl Server {
                     let next = {
                         let inner = server.inner.lock().unwrap_or_else(PoisonError::into_inner);
                         let fits = |it: &&(u64, String, &str, Value)| {
-                            it.0 > from && it.1 == resource && selected(&it.3, &query)
+                            it.0 > from && it.1 == resource && shown(it.2, &it.3, &query).is_some()
                         };
                         inner.log.iter().find(fits).cloned()
                     };
                     if let Some((version, _, event, object)) = next {
+                        let event = shown(event, &object, &query);
                         let line = format!("{}\n", json!({"type": event, "object": object}));
                         return Some((Ok::<_, Infallible>(line), (version, changes)));
                     }

@@ -2,11 +2,15 @@
 
 use std::time::Duration;
 
+use cadre_control::DATA_VERSION;
+use cadre_control::client::{Options, attach};
+use cadre_control::proto::Role;
 use cadre_desired::pool::Report;
 
 use super::leading::leading;
-use super::server::Server;
-use super::{job, pool};
+use super::server::{Objects, Refused, Server};
+use super::versions::{called, hello};
+use super::{job, name, pool, reason, running, said};
 use crate::http;
 use crate::told::Servers;
 
@@ -46,4 +50,35 @@ async fn the_leader_alone_tells_of_objects_and_each_process_of_its_certificates(
     let told = http::told(&context);
     assert!(OBJECTS.iter().all(|it| !told.contains(it)), "{told}");
     assert!(CERTIFICATES.iter().all(|it| told.contains(it)), "{told}");
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn tokens_that_the_api_server_does_not_check_are_told_by_the_pool_until_it_does() {
+    let folder = tempfile::tempdir().expect("a temporary folder");
+    let server = Server::new();
+    let operator = leading(&server, folder.path()).await;
+    server.put("attentionpools", "p", &pool(1));
+    let pod = server.until("a server", |all| all.of("pods").into_iter().next().cloned()).await;
+    server.put("pods", &name(&pod), &running());
+    let told = async |expected: &str| {
+        let is_told = |all: &Objects<'_>| {
+            let pool = all.get("attentionpools", "p")?;
+            (reason(pool, "Degraded") == expected).then(|| said(pool, "Degraded", "message"))
+        };
+        server.until(expected, is_told).await
+    };
+    told("AsItShould").await;
+    let (verb, resource) = ("create", "tokenreviews");
+    server.refuse(Refused { verb, resource, with: "", code: 403, words: "no".into() });
+    let knock = async || {
+        let (endpoint, hello) = called(&operator, &pod, hello(Role::Server, DATA_VERSION));
+        let options = Options { welcome: Some(Duration::from_secs(1)), ..Options::default() };
+        let came = tokio::task::spawn_blocking(|| attach(endpoint, hello, options)).await;
+        assert!(came.expect("no panic").is_err(), "there is no job");
+    };
+    knock().await;
+    assert_eq!(told("TokensNotChecked").await, "no worker is let in: review a token: no");
+    server.refuse(Refused { verb, resource: "leases", with: "", code: 403, words: "no".into() });
+    knock().await;
+    told("AsItShould").await;
 }

@@ -131,7 +131,7 @@ async fn a_trainer_whose_job_is_not_read_yet_waits_for_the_settings_that_others_
     let operator = leading(&server, folder.path()).await;
     server.put("attentionpools", "p", &pool(1));
     let labels = json!({"cadre.dev/pool": "p", "cadre.dev/job": "j", "cadre.dev/attempt": "1",
-        "batch.kubernetes.io/job-completion-index": "0"});
+        "batch.kubernetes.io/job-name": "j-1", "batch.kubernetes.io/job-completion-index": "0"});
     let meta = json!({"name": "a", "labels": labels});
     server.put("pods", "a", &json!({"metadata": meta}));
     server.put("pods", "a", &running());

@@ -36,6 +36,29 @@ pub(super) fn merge(object: &mut Value, change: &Value) {
     }
 }
 
+/// The answer to a patch that names another object, or another version of it.
+pub(super) fn other(object: &Value, named: &Value) -> Option<Response> {
+    let differs = |it| !named[it].is_null() && named[it] != object["metadata"][it];
+    if differs("resourceVersion") {
+        return Some(refuse(409));
+    }
+    // A uid is a field that nobody may change.
+    let words =
+        format!("it is invalid: metadata.uid: Invalid value: {}: field is immutable", named["uid"]);
+    differs("uid").then(|| refuse_with(422, &words))
+}
+
+/// An object as the API server makes it: the pods of a Job have its name.
+pub(super) fn made(resource: &str, (namespace, name): (&str, &str), body: &Value) -> Value {
+    let mut object = born(namespace, name);
+    merge(&mut object, body);
+    if resource == "jobs" {
+        let own = object["metadata"]["name"].clone();
+        object["spec"]["template"]["metadata"]["labels"]["batch.kubernetes.io/job-name"] = own;
+    }
+    object
+}
+
 /// Whether an object is another one, or another version of it, than a request names.
 pub(super) fn is_other(object: &Value, named: &Value) -> bool {
     let differs = |it| !named[it].is_null() && named[it] != object["metadata"][it];
@@ -84,6 +107,15 @@ pub(super) fn selected(object: &Value, query: &str) -> bool {
     match selector.split_once('=') {
         Some((key, value)) => labels[key] == value,
         None => !labels[&selector].is_null(),
+    }
+}
+
+/// What a watch with a selector tells of an event; of an object that the selector leaves out by now, that it is gone.
+pub(super) fn shown<'a>(event: &'a str, object: &Value, query: &str) -> Option<&'a str> {
+    match event {
+        _ if selected(object, query) => Some(event),
+        "MODIFIED" => Some("DELETED"),
+        _ => None,
     }
 }
 

@@ -43,7 +43,7 @@ fn find(table: &[(&str, &'static str)], text: &str) -> Option<&'static str> {
     table.iter().find(|it| text.contains(it.0)).map(|it| it.1)
 }
 
-const REASONS: [(&str, &str); 36] = [
+const REASONS: [(&str, &str); 38] = [
     ("Invalid", "correct the field that the message names and apply the object again"),
     ("PoolNotFound", "create the pool, or correct spec.attention.poolRef"),
     ("PoolRefuses", "add the job's namespace to the pool's spec.access.namespaces"),
@@ -63,6 +63,14 @@ const REASONS: [(&str, &str); 36] = [
     (
         "NotAdmitted",
         "create what the message names, such as the pod's TrainingJob, or delete the pod",
+    ),
+    (
+        "NotMarked",
+        "let the operator change labels of pods in its namespace (the chart's role), or set control.leaderAlone=false",
+    ),
+    (
+        "TokensNotChecked",
+        "let the operator create TokenReviews (the chart's ClusterRole), and see that the API server answers them",
     ),
     ("ServerFailed", "read the server's log (`cadre logs`)"),
     ("Quarantined", "look at the node of that server; another takes its slot"),

@@ -158,7 +158,7 @@ pub(crate) fn stands(attempt: &Attempt<'_>) -> bool {
 /// Whether an attempt will never end by itself: one of its pods is on a node that is lost, and the Job controller waits
 /// for the pod's end.
 pub(crate) fn is_lost(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {
-    !attempt.is_suspended() && pods(observed, attempt).any(|it| never_ends(it, now))
+    !attempt.is_suspended() && pods(observed, attempt).any(|it| never_ends(observed, it, now))
 }
 
 pub(crate) fn judge(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> Verdict {

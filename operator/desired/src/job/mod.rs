@@ -28,6 +28,7 @@ mod manifest;
 mod seen;
 mod stage;
 mod status;
+mod watched;
 
 use std::collections::BTreeSet;
 
@@ -42,6 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use self::status::TRAINER_JOINS_SECONDS;
 use crate::action::{Action, Failure, Kind, Object, Reference};
 use crate::names::{is_owned, name};
+use crate::owned;
 use crate::pod::{joins_by, set_up_by};
 use crate::settings::Settings;
 use attempt::{Attempt, attempts, newest};
@@ -50,6 +52,7 @@ pub use failure::{Cause, LastWords};
 use seen::{all_ours, has_joined, pods};
 use stage::Stage;
 pub use status::status;
+pub use watched::{Watched, watch};
 
 /// Seconds after which pods that should be gone are looked at again.
 const LOOK_AGAIN_SECONDS: i64 = 5;
@@ -90,6 +93,8 @@ pub struct Observed {
     pub refused_pod: Option<Failure>,
     /// The attempt that has none of the pool's servers though its conductor is there, and why.
     pub unserved: Option<(u32, Unserved)>,
+    /// What the operator has seen of the job by its own clock; none where it looks at it for the first time.
+    pub watched: Option<Watched>,
 }
 
 /// Trainers that have joined the control service.
@@ -254,8 +259,7 @@ fn ensure_service(observed: &Observed, decision: &mut Decision) {
     match &observed.service {
         None => decision.actions.push(Action::Create(Object::Service(Box::new(wanted)))),
         Some(found) if is_owned(&found.metadata, &observed.job.metadata) => {
-            let selector = |it: &Service| it.spec.as_ref().and_then(|it| it.selector.clone());
-            if selector(found) != selector(&wanted) {
+            if !owned::is_service(found, &wanted) {
                 decision.actions.push(Action::Apply(Object::Service(Box::new(wanted))));
             }
         }

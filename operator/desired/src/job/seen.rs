@@ -11,11 +11,14 @@ use super::Observed;
 use super::attempt::Attempt;
 use super::ended::{COULD_NOT_GO_ON, Ended, How, WORDS, told};
 use crate::identity;
-use crate::names::{self, label, name};
-use crate::pod::{DISRUPTED, State, condition, disruption, end, is_overdue, is_quiet, state};
+use crate::names::{label, name};
+use crate::pod::{DISRUPTED, State, condition, disruption, end, state};
 
 /// Exit codes of a trainer that was stopped by SIGTERM, and after that by SIGKILL.
 const STOPPED: [i32; 2] = [143, 137];
+
+/// Seconds after which a pod that should be gone is taken for lost with its node.
+const OVERDUE_SECONDS: i64 = 10;
 
 /// How the attempt ended, by the pods that are left. None if the pod that the Job controller names
 /// is gone. If that pod only gave up because of a peer, the pods that are left may still show the
@@ -52,7 +55,7 @@ pub(super) fn seen(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -
         (follows, gave_up, !is_named(pod), at, deleted_at(pod))
     };
     let first = failed.into_iter().min_by_key(|(pod, (at, how, _))| order(pod, *at, how));
-    let lost = all.iter().find(|it| never_ends(it, now)).map(|it| Ended {
+    let lost = all.iter().find(|it| never_ends(observed, it, now)).map(|it| Ended {
         pod: own(it),
         how: How::Disrupted("DeletionByPodGC".into()),
         words: "its node is lost".into(),
@@ -111,7 +114,7 @@ fn failure(pod: &Pod) -> Option<(Timestamp, How, String)> {
 }
 
 /// When somebody asked for a pod's deletion; its time is when it should be gone.
-fn deleted_at(pod: &Pod) -> Option<Timestamp> {
+pub(super) fn deleted_at(pod: &Pod) -> Option<Timestamp> {
     let gone_by = pod.metadata.deletion_timestamp.as_ref()?.0;
     let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
     Timestamp::from_second(gone_by.as_second().saturating_sub(grace)).ok()
@@ -126,20 +129,10 @@ fn is_stopped(how: &How) -> bool {
     }
 }
 
-/// The pods of the job's attempts, also of those that are gone. A pod of another kind may join the pool under the job's name:
-/// it has no attempt, or its owner is none.
+/// The pods of the job's attempts, also of those that are gone.
 pub(super) fn all_ours(observed: &Observed) -> impl Iterator<Item = &Pod> {
-    let is_ours = move |pod: &&Pod| {
-        let number = label(&pod.metadata, LABEL_ATTEMPT).and_then(|it| it.parse().ok());
-        let Some(number) = number else { return false };
-        let own = names::attempt(name(&observed.job.metadata), number);
-        let mut owners = pod.metadata.owner_references.iter().flatten();
-        // Of a Job that was deleted without them they have no owner any more.
-        owners
-            .find(|it| it.controller == Some(true))
-            .is_none_or(|it| it.kind == "Job" && it.name == own)
-    };
-    observed.pods.iter().filter(is_ours)
+    let own = name(&observed.job.metadata);
+    observed.pods.iter().filter(move |it| identity::is_trainer_of(it, own))
 }
 
 /// The pods of an attempt. A former job of the same name had one of the same number, whose pods may be lost for long.
@@ -158,7 +151,7 @@ pub(super) fn pods<'a>(
 }
 
 pub(super) fn all_quiet(observed: &Observed, attempt: &Attempt<'_>, now: Timestamp) -> bool {
-    pods(observed, attempt).all(|it| is_quiet(it, now))
+    pods(observed, attempt).all(|it| is_quiet(observed, it, now))
 }
 
 /// A trainer, by attempt and rank, that is still connected although it should be gone: its node's kubelet is dead, and its
@@ -190,9 +183,22 @@ pub(super) fn has_joined(observed: &Observed, attempt: u32, pod: &Pod) -> Option
     Some(all || state(pod) == State::Ended)
 }
 
+/// Whether the pod computes nothing any more, now or because its node is lost.
+pub(super) fn is_quiet(observed: &Observed, pod: &Pod, now: Timestamp) -> bool {
+    state(pod) == State::Ended || is_overdue(observed, pod, now)
+}
+
 /// Whether the pod should be gone for long and has not ended: then its node is lost.
-pub(super) fn never_ends(pod: &Pod, now: Timestamp) -> bool {
-    state(pod) != State::Ended && is_overdue(pod, now)
+pub(super) fn never_ends(observed: &Observed, pod: &Pod, now: Timestamp) -> bool {
+    state(pod) != State::Ended && is_overdue(observed, pod, now)
+}
+
+/// Whether the pod should have been gone for so long that its node must be lost.
+fn is_overdue(observed: &Observed, pod: &Pod, now: Timestamp) -> bool {
+    let seen = observed.watched.as_ref().and_then(|it| it.deleted(pod));
+    let grace = pod.metadata.deletion_grace_period_seconds.unwrap_or(0);
+    let late = |it: Timestamp| it.as_second() + grace + OVERDUE_SECONDS <= now.as_second();
+    seen.or_else(|| deleted_at(pod)).is_some_and(late)
 }
 
 /// The platform takes the pod away. What it only announces it may take back.

@@ -10,10 +10,10 @@ use k8s_openapi::jiff::Timestamp;
 use super::Observed;
 use super::attempt::{Attempt, Restarts, attempt, attempts, newest, told};
 use super::failure::{Cause, RESTARTS_USED_UP, Verdict, is_lost, judge, stands};
-use super::seen::{all_ours, trains_on};
+use super::seen::{all_ours, is_quiet, trains_on};
+use super::watched::Watched;
 use crate::conditions::is_true;
 use crate::names::{is_owned, label, trainers_service};
-use crate::pod::is_quiet;
 
 /// Where a job is.
 #[derive(Clone, Debug, PartialEq)]
@@ -134,14 +134,15 @@ fn next(observed: &Observed, restarts: Restarts, after: Option<Cause>, now: Time
     let told = observed.job.status.as_ref().map_or(0, |it| it.attempt);
     let number = seen.max(told).saturating_add(1);
     let is_over = attempts(observed).iter().all(Attempt::is_over);
-    let is_quiet = all_ours(observed).all(|it| is_quiet(it, now));
+    let is_quiet = all_ours(observed).all(|it| is_quiet(observed, it, now));
     // A new leader hears of the trainers of an earlier attempt when they come back to it.
     let may_train = observed.attached.is_none() && number > 1;
     if !is_over || !is_quiet || may_train || trains_on(observed).is_some() {
         return Stage::Waiting { number, restarts, after };
     }
     // What was lost in a hiccup of the cluster is not tried again and again while it lasts.
-    let failed = newest(observed).and_then(|it| it.failed_at()).filter(|_| after.is_some());
+    let seen = observed.watched.as_ref().and_then(Watched::failed);
+    let failed = seen.or_else(|| newest(observed)?.failed_at()).filter(|_| after.is_some());
     match failed.map(|it| it.as_second() + restarts.pause()) {
         Some(until) if until > now.as_second() => Stage::Pausing { number, restarts, after, until },
         Some(_) | None => Stage::Start { number, restarts, after },

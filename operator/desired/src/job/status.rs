@@ -14,13 +14,14 @@ use k8s_openapi::jiff::Timestamp;
 use super::attempt::{Attempt, checkpoint, newest, told};
 use super::failure::RESTARTS_USED_UP;
 use super::manifest::checkpoint_folder;
-use super::seen::{self, all_ours, has_joined, pod_of, trains_on};
+use super::seen::{self, all_ours, has_joined, is_quiet, pod_of, trains_on};
 use super::stage::{Obstacle, Stage, is_reopened, obstacle, of, was_taken_back};
+use super::watched::Watched;
 use super::{Observed, encryption};
 use crate::action::{Applied, Failure};
 use crate::conditions::{Conditions, Said, Truth, said};
 use crate::names::name;
-use crate::pod::{JOINS, State, is_quiet, joins_by, node, state, stuck, unscheduled};
+use crate::pod::{JOINS, State, joins_by, node, state, stuck, unscheduled};
 
 /// The status of a job, unless it is not ours to write.
 #[allow(clippy::too_many_lines, reason = "a list of fields")]
@@ -74,8 +75,13 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
         status.start_time = None;
     }
     if matches!(stage, Stage::Active { .. }) && status.start_time.is_none() {
-        let started = newest.and_then(|it| it.job.status.as_ref()?.start_time.as_ref());
-        status.start_time = started.map(|it| Time(it.0));
+        let said = newest.and_then(|it| Some(it.job.status.as_ref()?.start_time.as_ref()?.0));
+        let seen = observed.watched.as_ref().and_then(Watched::started);
+        status.start_time = seen.or(said).map(Time);
+    }
+    // One that is still to come was written by a leader whose clock is ahead.
+    if status.start_time.as_ref().is_some_and(|it| it.0 > now) {
+        status.start_time = Some(Time(now));
     }
     let edited = edited(&observed.job, &stage, status.encryption);
     let mut conditions = Conditions { list: &mut status.conditions, generation, now };
@@ -308,7 +314,8 @@ fn trains(
 
 /// Names a pod that the next attempt waits for.
 fn waits(observed: &Observed, said: Said, now: Timestamp) -> Said {
-    let waited = all_ours(observed).filter(|it| !is_quiet(it, now)).map(|it| name(&it.metadata));
+    let waited =
+        all_ours(observed).filter(|it| !is_quiet(observed, it, now)).map(|it| name(&it.metadata));
     if let Some(pod) = waited.min() {
         return Said { message: format!("{}; it waits for pod {pod}", said.message), ..said };
     }

@@ -43,6 +43,7 @@ use k8s_openapi::jiff::Timestamp;
 use crate::action::{Action, Kind, Object, Reference};
 use crate::job::Decision;
 use crate::names::{LAST_INCARNATION, annotation, is_owned, owned_by, pool_labels};
+use crate::owned;
 use crate::pod::{State, set_up_by, unscheduled};
 use crate::settings::Settings;
 pub use facts::facts;
@@ -223,8 +224,7 @@ fn surroundings(
     match &observed.service {
         None => actions.push(Action::Create(Object::Service(Box::new(service)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
-            let selector = |it: &Service| it.spec.as_ref().and_then(|it| it.selector.clone());
-            if selector(found) != selector(&service) {
+            if !owned::is_service(found, &service) {
                 actions.push(Action::Apply(Object::Service(Box::new(service))));
             }
         }
@@ -249,14 +249,10 @@ fn surroundings(
     match &observed.budget {
         None => actions.push(Action::Create(Object::Budget(Box::new(budget)))),
         Some(found) if is_owned(&found.metadata, &pool.metadata) => {
-            let content = |it: &PodDisruptionBudget| {
-                let spec = it.spec.as_ref()?;
-                Some((spec.max_unavailable.clone(), spec.selector.clone()))
-            };
             // Earlier builds said it so, and an apply does not take away what a create has set.
             if found.spec.as_ref().is_some_and(|it| it.min_available.is_some()) {
                 actions.push(Action::Delete(Reference::new(Kind::Budget, &found.metadata)));
-            } else if content(found) != content(&budget)
+            } else if !owned::is_budget(found, &budget)
                 || !taken_over.is_empty()
                     && annotation(&found.metadata, ANNOTATION_TAKEN_OVER) != Some(taken_over)
             {

@@ -11,7 +11,7 @@ use cadre_crds::contract::{
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::Timestamp;
 
-use super::{Observed, Report};
+use super::{FIRST_INCARNATION, Observed, Report};
 use crate::names::{annotation, is_owned, label, name};
 use crate::pod::{
     DISRUPTED, JOINS_SECONDS, NODE_PRESSURE, State, condition, disruption, end, joins_by, node,
@@ -172,12 +172,17 @@ impl Server<'_> {
         disruption(self.pod) == NODE_PRESSURE
     }
 
-    /// When it ended, if it has; else when it was made. So it is where its node's clock goes ahead.
+    /// When it ended, as its node's clock says it; but not before it was made, nor in the time to come. When it was made its
+    /// incarnation says, by the clock of an operator; where that was ahead, the API server.
     pub(crate) fn ended(&self, now: Timestamp) -> Timestamp {
+        let is_past = |it: &Timestamp| *it <= now;
+        let second = FIRST_INCARNATION + i64::from(self.incarnation);
+        let made = Timestamp::from_second(second).ok().filter(is_past);
+        let created = self.pod.metadata.creation_timestamp.as_ref().map(|it| it.0);
+        let made = made.or(created.filter(is_past));
         let ended = end(self.pod, SERVER_CONTAINER).and_then(|it| it.finished_at.as_ref());
-        let ended = ended.filter(|it| it.0 <= now);
-        let made = self.pod.metadata.creation_timestamp.as_ref();
-        ended.or(made).map_or(Timestamp::UNIX_EPOCH, |it| it.0)
+        let ended = ended.map(|it| it.0).filter(is_past);
+        ended.max(made).unwrap_or(Timestamp::UNIX_EPOCH)
     }
 
     /// Nodes that a successor avoids, the newest last. This server's node is among them if it failed

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use cadre_crds::contract::{LABEL_ATTEMPT, LABEL_QUEUE};
 use cadre_crds::{AttentionPool, TrainingJob};
-use cadre_desired::job::{Arrived, LastWords, Observed, decide, status};
+use cadre_desired::job::{Arrived, LastWords, Observed, Watched, decide, status, watch};
 use cadre_desired::{Action, Applied, Failure, Kind, Object};
 use cadre_views::Unserved;
 use k8s_openapi::api::batch::v1::Job;
@@ -38,6 +38,12 @@ pub(crate) struct World {
     /// Why a pod that was tried was refused.
     pub(crate) refused_pod: Option<Failure>,
     pub(crate) unserved: Option<(u32, Unserved)>,
+    /// What the operator has seen by its own clock, as of its last look.
+    pub(crate) watched: Option<Watched>,
+    /// When a look first found a pod on its way out, by uid.
+    pub(crate) leaving: BTreeMap<String, i64>,
+    /// Seconds by which the clocks of the API server and the Job controller are ahead of the operator's.
+    pub(crate) ahead: i64,
     /// Failures that may have counted: of disruptions only those for lack of memory or disk do.
     pub(crate) may_count: u32,
     /// Failures of these since a newer checkpoint was told of while the job was not over.
@@ -86,6 +92,9 @@ impl World {
             attached: Some(BTreeSet::new()),
             refused_pod: None,
             unserved: None,
+            watched: None,
+            leaving: BTreeMap::new(),
+            ahead: 0,
             may_count: 0,
             since_saved: 0,
             gone: false,
@@ -106,7 +115,7 @@ impl World {
     }
 
     pub(crate) fn observe(&self) -> Observed {
-        Observed {
+        let mut observed = Observed {
             job: self.job.clone(),
             unreadable: None,
             pool: self.pool.clone(),
@@ -121,7 +130,10 @@ impl World {
             attached: self.attached.clone(),
             refused_pod: self.refused_pod.clone(),
             unserved: self.unserved,
-        }
+            watched: self.watched.clone(),
+        };
+        observed.watched = Some(watch(&observed, self.clock.now()));
+        observed
     }
 
     /// One reconcile that dies after `most` actions. Out: whether it did nothing.
@@ -129,7 +141,13 @@ impl World {
         if self.gone {
             return true;
         }
-        let decision = decide(&self.observe(), &settings(), self.clock.now());
+        let observed = self.observe();
+        let decision = decide(&observed, &settings(), self.clock.now());
+        self.watched = observed.watched;
+        for pod in self.pods.iter().filter(|it| it.metadata.deletion_timestamp.is_some()) {
+            let uid = pod.metadata.uid.clone().unwrap_or_default();
+            self.leaving.entry(uid).or_insert(self.clock.second);
+        }
         let idle = decision.actions.is_empty();
         let whole = decision.actions.len() <= most;
         let mut failure = None;
@@ -167,7 +185,7 @@ impl World {
                 let computes = |it: &&Pod| {
                     let phase = it.status.as_ref().and_then(|it| it.phase.as_deref());
                     let late = it.metadata.deletion_timestamp.as_ref();
-                    let lost = late.is_some_and(|it| it.0.as_second() + 10 <= self.clock.second);
+                    let lost = late.is_some_and(|it| it.0.as_second() + 10 <= self.theirs().second);
                     !lost && !matches!(phase, Some("Failed" | "Succeeded"))
                 };
                 let other = self.pods.iter().filter(|it| !is_theirs(it)).find(computes);

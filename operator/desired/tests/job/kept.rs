@@ -57,9 +57,12 @@ fn the_attempt_that_ended_last_stays_for_its_logs_until_another_one_ends() {
 
 #[test]
 fn a_pod_of_another_kind_under_the_jobs_name_holds_no_attempt_up() {
-    for number in [None, Some("1")] {
+    for (number, is_owned) in [(None, false), (Some("1"), true), (Some("1"), false)] {
         let mut world = World::new(false);
         world.join(number);
+        if !is_owned {
+            world.pods.last_mut().expect("it has joined").metadata.owner_references = None;
+        }
         rest(&mut world);
         assert!(world.is_true("Running"), "{number:?}: {:?}", world.condition("Running"));
         world.end_trainer(0, 1);
@@ -67,6 +70,26 @@ fn a_pod_of_another_kind_under_the_jobs_name_holds_no_attempt_up() {
         assert!(world.is_true("Running"), "{number:?}: {:?}", world.condition("Running"));
         assert_eq!(attempts(&world), ["1", "2"], "{number:?}");
     }
+}
+
+#[test]
+fn an_attempt_waits_for_trainers_whose_job_was_deleted_without_them() {
+    let mut world = World::new(false);
+    rest(&mut world);
+    for pod in &mut world.pods {
+        pod.metadata.owner_references = None;
+        // Nobody takes them away.
+        pod.metadata.finalizers = None;
+    }
+    world.jobs.clear();
+    for _ in 0..20 {
+        world.clock.second += 30;
+        world.done.clear();
+        world.reconcile(usize::MAX);
+    }
+    assert!(world.jobs.is_empty(), "they still train");
+    let said = world.condition("Running").map(|it| it.message).unwrap_or_default();
+    assert!(said.ends_with("; it waits for pod j-1-0"), "{said}");
 }
 
 #[test]

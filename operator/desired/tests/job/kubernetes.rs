@@ -26,14 +26,14 @@ const TRAINERS: usize = 2;
 impl World {
     /// Deletes a pod of the newest attempt that runs, as `kubectl delete` does. Out: whether there was one.
     pub(crate) fn delete_pod(&mut self, index: usize) -> bool {
-        let now = self.clock.second;
+        let now = self.theirs().second;
         self.running_pod(index).map(|it| going(it, now)).is_some()
     }
 
     /// Takes a pod of the newest attempt away, as the API for evictions and the controllers of nodes do, or as its kubelet does:
     /// that deletes none.
     pub(crate) fn disrupt(&mut self, index: usize, reason: &str) -> bool {
-        let (now, clock) = (self.clock.second, self.clock.clone());
+        let (now, clock) = (self.theirs().second, self.clock.clone());
         let Some(pod) = self.running_pod(index) else { return false };
         set_condition(pod, "DisruptionTarget", true);
         let conditions = pod.status.get_or_insert_default().conditions.iter_mut().flatten();
@@ -131,6 +131,11 @@ impl World {
         self.pods.push(pod);
     }
 
+    /// The clock of the API server and the Job controller.
+    pub(crate) fn theirs(&self) -> Clock {
+        Clock { second: self.clock.second + self.ahead, ..self.clock.clone() }
+    }
+
     fn running_pod(&mut self, index: usize) -> Option<&mut Pod> {
         let newest = self.jobs.last().and_then(|it| attempt_of(&it.metadata))?;
         let dead = &self.dead;
@@ -145,10 +150,13 @@ impl World {
         self.pods.iter_mut().filter(runs).find(|it| name(&it.metadata).ends_with(&suffix))
     }
 
-    /// Whether a pod that should end may still do so.
+    /// Whether a pod that should end may still do so, for an operator that looks from now on.
     pub(crate) fn awaits_a_pod(&self) -> bool {
-        let until = |it: &Pod| it.metadata.deletion_timestamp.as_ref().map(|it| it.0.as_second());
-        self.pods.iter().filter_map(until).any(|it| it + 10 > self.clock.second)
+        let may_end = |it: &Pod| {
+            let seen = it.metadata.uid.as_ref().and_then(|it| self.leaving.get(it));
+            seen.is_none_or(|it| it + GRACE_SECONDS + 10 > self.clock.second)
+        };
+        self.pods.iter().any(|it| leaves(it) && !has_ended(it) && may_end(it))
     }
 
     /// Whether a conductor's words may still be followed by what it said.
@@ -174,6 +182,7 @@ impl World {
 
     /// One look of the Job controller at every Job.
     pub(crate) fn job_controller(&mut self) {
+        let clock = self.theirs();
         for at in 0..self.jobs.len() {
             let job = &self.jobs[at];
             if has(job, "Failed") || has(job, "Complete") {
@@ -198,7 +207,7 @@ impl World {
                 decided.filter(|_| !has(&self.jobs[at], "FailureTarget"))
             {
                 self.decided.insert(own, (reason.clone(), message.clone()));
-                let now = self.clock.second;
+                let now = self.theirs().second;
                 let runs = |it: &&mut Pod| of_job(it) && !has_ended(it) && !leaves(it);
                 let mut deleted = false;
                 for pod in self.pods.iter_mut().filter(runs) {
@@ -208,14 +217,14 @@ impl World {
                 if deleted {
                     continue;
                 }
-                say(&mut self.jobs[at], &self.clock, "FailureTarget", (&reason, &message));
+                say(&mut self.jobs[at], &clock, "FailureTarget", (&reason, &message));
             }
             let failing = has(&self.jobs[at], "FailureTarget");
             for pod in self.pods.iter_mut().filter(|it| of_job(it)) {
                 if has_ended(pod) || failed(pod) {
                     pod.metadata.finalizers = None;
                 } else if failing || suspended {
-                    going(pod, self.clock.second);
+                    going(pod, clock.second);
                 }
             }
             let own: Vec<_> = self.pods.iter().filter(|it| of_job(it)).collect();
@@ -226,17 +235,18 @@ impl World {
                 let said = condition(job, "FailureTarget").cloned().expect("it fails");
                 let (reason, message) = (said.reason, said.message);
                 let words = (reason.unwrap_or_default(), message.unwrap_or_default());
-                say(job, &self.clock, "Failed", (&words.0, &words.1));
+                say(job, &clock, "Failed", (&words.0, &words.1));
             } else if !failing && well == TRAINERS {
-                say(job, &self.clock, "Complete", ("CompletionsReached", ""));
+                say(job, &clock, "Complete", ("CompletionsReached", ""));
             }
         }
     }
 
     fn make_pods(&mut self, at: usize) {
+        let clock = self.theirs();
         let job = &mut self.jobs[at];
         let number = attempt_of(&job.metadata);
-        job.status.get_or_insert_default().start_time.get_or_insert(Time(self.clock.now()));
+        job.status.get_or_insert_default().start_time.get_or_insert(Time(clock.now()));
         for index in 0..TRAINERS {
             let own = format!("{}-{index}", name(&job.metadata));
             let is_there =
@@ -257,7 +267,9 @@ impl World {
                 ..OwnerReference::default()
             }]);
             let template = job.spec.as_ref().and_then(|it| it.template.metadata.as_ref());
-            pod.metadata.labels = template.and_then(|it| it.labels.clone());
+            let mut labels = template.and_then(|it| it.labels.clone()).unwrap_or_default();
+            labels.insert("batch.kubernetes.io/job-name".into(), name(&job.metadata));
+            pod.metadata.labels = Some(labels);
             let node = format!("node-{index}");
             let node = if self.dead.contains(&node) { format!("spare-{index}") } else { node };
             on_node(&mut pod, &node);
@@ -267,11 +279,12 @@ impl World {
 
     /// Pods of Jobs that are gone go; pods that have gone and that nobody counts any more are not there.
     pub(crate) fn collect_garbage(&mut self) {
+        let now = self.theirs().second;
         for pod in &mut self.pods {
             let number = attempt_of(&pod.metadata);
             if !is_theirs(pod) && self.jobs.iter().all(|it| attempt_of(&it.metadata) != number) {
                 pod.metadata.finalizers = None;
-                going(pod, self.clock.second);
+                going(pod, now);
             }
         }
         self.pods.retain(|it| {

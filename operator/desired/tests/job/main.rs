@@ -1,11 +1,13 @@
 //! Jobs: from any state to rest, never two attempts at once, no restart too many.
 
 mod causes;
+mod clocks;
 mod cluster;
 mod encryption;
 mod events;
 mod kept;
 mod kubernetes;
+mod owned;
 mod refusals;
 mod restarts;
 mod starting;

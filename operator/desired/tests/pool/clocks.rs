@@ -1,6 +1,7 @@
-//! Clocks that go ahead: of the leader before, and of a node.
+//! Clocks that go ahead or behind: of the leader before, of a node, of the API server.
 
 use cadre_crds::contract::{ANNOTATION_DRAIN_SINCE, SERVER_CONTAINER};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::Timestamp;
 
 use super::cluster::World;
@@ -55,4 +56,38 @@ fn a_slot_does_not_wait_for_the_clock_of_its_node() {
         world.reconcile(usize::MAX);
     }
     assert!(world.pods.len() > 1, "it has a successor after five minutes at most");
+}
+
+#[test]
+fn a_slot_pauses_for_as_long_whatever_the_clocks_of_its_node_and_of_the_api_server() {
+    for (node, api) in [(0, 0), (AHEAD, AHEAD), (-AHEAD, -AHEAD), (AHEAD, 0), (-AHEAD, 0)] {
+        let mut world = World::new(1);
+        rest(&mut world);
+        // The newest server fails as soon as it is made; the operator looks each second until it has a successor.
+        let fails = |world: &mut World| {
+            let mut clock = world.clock.clone();
+            clock.second += node;
+            let there = world.pods.len();
+            let pod = world.pods.last_mut().expect("one");
+            end(pod, SERVER_CONTAINER, 1, 3, &clock);
+            clock.second += api - node;
+            pod.metadata.creation_timestamp = Some(Time(clock.now()));
+            let failed = pod.metadata.name.clone();
+            world.reports.clear();
+            world.doing.clear();
+            for second in 0..400 {
+                world.reconcile(usize::MAX);
+                let newest = world.pods.last().and_then(|it| it.metadata.name.clone());
+                if newest != failed && world.pods.len() >= there {
+                    return second;
+                }
+                world.clock.second += 1;
+                world.doing.clear();
+            }
+            panic!("it has no successor: {node} {api}")
+        };
+        fails(&mut world);
+        assert_eq!(fails(&mut world), 20, "{node} {api}");
+        assert_eq!(fails(&mut world), 40, "{node} {api}");
+    }
 }

@@ -5,6 +5,7 @@ mod clocks;
 mod cluster;
 mod events;
 mod nodes;
+mod owned;
 #[path = "../world/replicas.rs"]
 mod replicas;
 mod rollout;

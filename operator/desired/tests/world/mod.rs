@@ -16,7 +16,7 @@ use k8s_openapi::jiff::Timestamp;
 pub(crate) struct Clock {
     /// Seconds since 1970.
     pub(crate) second: i64,
-    uids: u64,
+    pub(crate) uids: u64,
 }
 
 impl Clock {

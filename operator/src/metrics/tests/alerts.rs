@@ -302,6 +302,7 @@ fn a_job(is_stalled: bool, restarts: u32) -> Arc<Readable<TrainingJob>> {
         attached: Some(BTreeSet::new()),
         refused_pod: None,
         unserved: None,
+        watched: None,
     };
     let mut status = job::status(&Applied::new(observed, None), now()).expect("ours");
     status.restarts = restarts;
