@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use cadre_views::{Input, Report, Who};
+use cadre_views::{Fate, Input, Report, Who};
 
 use super::id;
 use super::world::{World, key, names};
@@ -259,6 +259,37 @@ fn two_idle_jobs_lend_to_a_third_and_nobody_lends_where_nobody_uses() {
     }
     world.live(1000);
     assert_eq!(world.held(jobs), [2, 2, 2]);
+    // So the first that goes on has nothing to keep for a while.
+    for job in jobs {
+        world.go_on(job);
+    }
+    world.train(&jobs, 10);
+    world.rest("a");
+    world.train(&["b", "c"], 31);
+    assert_eq!((world.held_by("a"), world.lent_by("a")), (1, 1));
+}
+
+#[test]
+fn servers_that_say_nothing_are_not_lent_and_one_that_leaves_brings_the_share_back() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 20);
+    for _ in 0..15 {
+        world.pass(1);
+        for index in 3..6 {
+            let report = Report { cost: 1, busy_nanoseconds: 1, ..Report::default() };
+            world.put(Input::Reported(Who::Server(id(index, 0)), report));
+        }
+        world.step("b");
+    }
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 2);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([1, 5], 2));
+    // Its node goes: the one that was kept is to end.
+    world.mark(id(0, 0), Fate::Drains);
+    world.train(&["b"], 2);
+    assert_eq!(world.lent_by("a"), 0);
+    assert_eq!(world.servers_of("a").len(), 2, "{}", world.view("a"));
 }
 
 #[test]
