@@ -345,6 +345,9 @@ pub struct Holder {
     /// Names of the servers' pods.
     #[cfg_attr(feature = "schema", schemars(length(max = 4096), inner(length(max = 63))))]
     pub servers: Vec<String>,
+    /// Servers of the job's share that others have while it uses none: lent, and given back when it goes on. Not set: none.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub lent: Option<u32>,
 }
 
 /// One of the slowest servers of a pool.

@@ -53,7 +53,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
     let of_servers = servers_service(&name);
     let service = context.caches.services.find(|it| named(&it.metadata, &of_servers));
     let (told, complete) = context.told.pool(&(home.clone(), name.clone()));
-    let Servers { reports, holders, in_place, lost } = told;
+    let Servers { reports, holders, lent, in_place, lost } = told;
     let of_servers = servers_budget(&name);
     let budget = context.caches.budgets.find(|it| named(&it.metadata, &of_servers));
     let of_home = |it: &ControllerRevision| {
@@ -79,6 +79,7 @@ pub(crate) fn pool(context: &Context, read: &Readable<AttentionPool>) -> pool::O
         nodes,
         reports,
         holders,
+        lent,
         in_place,
         reports_complete: complete,
         has_control: context.issuer.folder.is_some(),

@@ -66,6 +66,8 @@ pub(crate) struct Servers {
     pub(crate) reports: BTreeMap<String, Report>,
     /// The attempts that they work for, by the name of the pod.
     pub(crate) holders: BTreeMap<String, JobKey>,
+    /// Servers of the shares of attempts that others have, since these use none.
+    pub(crate) lent: BTreeMap<JobKey, u32>,
     /// Trainers that serve in place.
     pub(crate) in_place: u32,
     /// When those that are not connected lost their connection, by the name of the pod.
@@ -178,6 +180,7 @@ impl Told {
         // Only who has lost it is news.
         let changed = before.reports != servers.reports
             || before.holders != servers.holders
+            || before.lent != servers.lent
             || before.in_place != servers.in_place;
         servers.lost = lost;
         *before = servers;

@@ -13,6 +13,7 @@ use crate::slots::{Kind, Server, Slots};
 use crate::types::{
     Command, Conductor, Hello, JobFacts, JobKey, Number, ServerId, Trainer, Unserved, View, Who,
 };
+use crate::usage::Usage;
 
 /// How long a new controller waits for jobs, and for the servers of a view that another one sent.
 pub(crate) const SERVERS_BACK_WITHIN: Duration = Duration::from_secs(15);
@@ -47,6 +48,7 @@ pub(crate) struct Job {
     pub(crate) came: Option<Duration>,
     /// Why it has no servers, if that is known.
     pub(crate) unserved: Option<Unserved>,
+    pub(crate) usage: Usage,
 }
 
 /// What the cluster's facts have said of an attempt's pods.
@@ -83,7 +85,7 @@ pub(crate) struct Rank {
 }
 
 impl Job {
-    pub(crate) fn new(facts: JobFacts, data_version: u32, arrival: u64) -> Self {
+    pub(crate) fn new(facts: JobFacts, data_version: u32, arrival: u64, now: Duration) -> Self {
         Self {
             facts,
             data_version,
@@ -100,6 +102,7 @@ impl Job {
             finished: false,
             came: None,
             unserved: None,
+            usage: Usage::new(now),
         }
     }
 
@@ -164,6 +167,7 @@ impl Job {
         self.sent = Some(view.clone());
         self.adopted = Some(view.number);
         self.settles = Some(now + SERVERS_BACK_WITHIN);
+        self.usage.found(now);
     }
 
     pub(crate) fn conductor(&self) -> Option<Conductor> {

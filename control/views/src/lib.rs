@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! facts, hellos, reports ──▶ Pool ──▶ welcomes, rosters, views, drains
-//!                             │  └ shares: slots to jobs
+//!                             │  └ shares: slots to jobs; lend: what one does not use
 //!                             └ each job: slots; each server: load
 //! ```
 //!
@@ -13,6 +13,7 @@
 //! processes itself, shares [`Slots`]. No IO, no clock, no thread: the same inputs give the same commands.
 
 mod job;
+mod lend;
 pub mod load;
 mod pool;
 mod server;
@@ -20,6 +21,7 @@ mod settle;
 pub mod shares;
 pub mod slots;
 mod types;
+mod usage;
 
 pub use load::{Health, Report, Trouble};
 pub use pool::Pool;

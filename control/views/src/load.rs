@@ -27,6 +27,15 @@ pub struct Report {
     pub cost: u64,
     /// Time they took.
     pub busy_nanoseconds: u64,
+    /// No step that is out counts on the server, as far as it knows.
+    pub is_spare: bool,
+}
+
+impl Report {
+    /// Whether it shows that its job uses the server.
+    pub(crate) fn is_used(self) -> bool {
+        !self.is_spare || self.cost > 0 || self.busy_nanoseconds > 0
+    }
 }
 
 /// When a server is stale, slow or silent.
@@ -62,6 +71,8 @@ pub struct Load {
     speed: Option<u64>,
     slow: u32,
     slow_factor_percent: u32,
+    /// Whether the newest report says that nothing needs the server.
+    is_spare: bool,
     learnt: Learnt,
 }
 
@@ -75,6 +86,7 @@ impl Load {
             speed: None,
             slow: 0,
             slow_factor_percent: 0,
+            is_spare: false,
             learnt: Learnt::new(NOMINAL_WEIGHT),
         }
     }
@@ -83,6 +95,7 @@ impl Load {
     pub fn begin(&mut self, now: Duration) {
         self.since = now;
         self.slow = 0;
+        self.is_spare = false;
     }
 
     /// Takes a report. `reference` is the speed of servers like this one, from [`reference()`].
@@ -94,6 +107,7 @@ impl Load {
         health: Health,
     ) {
         self.last = Some(now);
+        self.is_spare = !report.is_used();
         self.busy.push_back(report.busy_ppm.min(1_000_000));
         if self.busy.len() > AVERAGED_REPORTS {
             self.busy.pop_front();
@@ -122,6 +136,11 @@ impl Load {
     /// The weight of its slot for jobs that learn.
     pub fn weight(&self, now: Duration, health: Health) -> u32 {
         if self.is_fresh(now, health) { self.learnt.weight } else { NOMINAL_WEIGHT }
+    }
+
+    /// Whether its job does not need it now.
+    pub fn is_spare(&self, now: Duration, health: Health) -> bool {
+        self.is_spare && self.is_fresh(now, health)
     }
 
     /// What the status tells.
@@ -198,7 +217,12 @@ mod tests {
 
     /// A second's report of a server with this speed, busy for half of the time.
     fn half_busy(speed: u64) -> Report {
-        Report { busy_ppm: 500_000, cost: speed / 2, busy_nanoseconds: 500_000_000 }
+        Report {
+            busy_ppm: 500_000,
+            cost: speed / 2,
+            busy_nanoseconds: 500_000_000,
+            is_spare: false,
+        }
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub struct Pool {
     /// When the facts named the pods of an attempt first.
     expected: BTreeMap<JobKey, Duration>,
     arrivals: u64,
+    /// Slots of the shares of jobs that others have, who use them.
+    pub(crate) lent: BTreeMap<JobKey, u32>,
 }
 
 impl Pool {
@@ -49,6 +51,7 @@ impl Pool {
             in_place: BTreeMap::new(),
             expected: BTreeMap::new(),
             arrivals: 0,
+            lent: BTreeMap::new(),
         }
     }
 
@@ -77,9 +80,18 @@ impl Pool {
             Input::Stepped(key, number) => {
                 if let Some(job) = self.jobs.get_mut(&key) {
                     job.confirmed = job.confirmed.max(Some(number));
+                    job.usage.stepped(now);
+                }
+            }
+            Input::Lacking(key) => {
+                if let Some(job) = self.jobs.get_mut(&key) {
+                    job.usage.lacks(now);
                 }
             }
             Input::Lost(key, id) => {
+                if let Some(job) = self.jobs.get_mut(&key) {
+                    job.usage.uses(now);
+                }
                 if let Some(server) = self.servers.get_mut(&id).filter(|it| it.job == Some(key)) {
                     server.trouble = Some(Trouble::Lost);
                     server.drained = true;
@@ -143,6 +155,11 @@ impl Pool {
             |it: &JobKey| self.jobs.get(it).is_some_and(|it| it.is_over() || it.is_active());
         let late = self.expected.iter().filter(is_late).map(|it| it.0);
         active.chain(late.filter(move |it| !has_come(it)).map(|it| (it, Unserved::NotCome)))
+    }
+
+    /// Jobs that do not use all of their shares, and how many slots others have of each.
+    pub fn lent(&self) -> impl Iterator<Item = (&JobKey, u32)> {
+        self.lent.iter().map(|(key, it)| (key, *it))
     }
 
     /// Trainers that serve in place: they have connected, and listen.
@@ -232,7 +249,7 @@ impl Pool {
         let arrivals = &mut self.arrivals;
         let job = self.jobs.entry(key.clone()).or_insert_with(|| {
             *arrivals += 1;
-            Job::new(facts, hello.data_version, *arrivals)
+            Job::new(facts, hello.data_version, *arrivals, now)
         });
         let who = Who::Trainer(key.clone(), rank);
         if let Some(reason) = job.mismatch(key, &who, hello.data_version) {
@@ -356,6 +373,9 @@ impl Pool {
             Who::Trainer(key, _) => Some(key.clone()),
         };
         let Some(key) = key else { return };
+        if let Some(job) = self.jobs.get_mut(&key).filter(|_| report.is_used()) {
+            job.usage.uses(now);
+        }
         let dedicated = self.servers.values().filter(|it| it.job.as_ref() == Some(&key));
         let in_place = self.in_place.iter().filter(|it| it.0.0 == key).map(|it| it.1);
         let loads = dedicated.map(|it| &it.load).chain(in_place);

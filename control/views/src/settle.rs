@@ -11,10 +11,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use crate::job::{Job, Pods, SERVERS_BACK_WITHIN};
+use crate::lend::Held;
 use crate::load::{Load, Trouble};
 use crate::pool::Pool;
 use crate::server::Member;
-use crate::shares::{Claim, divide};
+use crate::shares::Claim;
 use crate::slots::{Kind, NOMINAL_WEIGHT, Server};
 use crate::types::{Command, Facts, Fate, JobKey, ServerId, Unserved, Who};
 
@@ -29,7 +30,7 @@ impl Pool {
         for key in self.jobs.keys().cloned().collect::<Vec<_>>() {
             self.offer(&key, &facts, now, out);
         }
-        self.drain(&facts, out);
+        self.drain(&facts, now, out);
     }
 
     /// Drops jobs and servers that the cluster no longer has. Servers of a job that is over are free
@@ -122,7 +123,8 @@ impl Pool {
             held.extend(slots.map(|slot| (slot, (*key).clone())));
         }
         let slots = self.versions(facts);
-        let mut given = divide(&slots, &claims, &held);
+        self.settle_usage(&claims, facts, now);
+        let mut given = self.divide_lent(&claims, &Held { slots: &slots, by: &held });
         // A server whose build no job has waits. Its slot stays with its holder, which may get it
         // back.
         let strange = |slot: &u32| {
@@ -142,6 +144,7 @@ impl Pool {
             }
             job.give(&own, facts.in_place, now);
         }
+        self.note_returns(facts, now);
         for (id, server) in &mut self.servers {
             if let Some(job) = &server.job
                 && self.jobs.get(job).is_some_and(Job::is_active)
@@ -241,7 +244,7 @@ impl Pool {
     }
 
     /// Lets servers go whose work is with others by now.
-    fn drain(&mut self, facts: &Facts, out: &mut Vec<Command>) {
+    fn drain(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
         for (&id, server) in &mut self.servers {
             let (Some(key), Some(leave)) = (&server.job, &mut server.leave) else { continue };
             if leave.told || server.away.is_some() {
@@ -251,8 +254,11 @@ impl Pool {
             // A job that is not known here yet goes on while it has pods.
             let over = leave.over || job.map_or(!facts.jobs.contains(key), Job::is_over);
             let used = job.is_some_and(|it| it.offers(id));
+            // A job that rests ends no step. A header that goes out just then is waited for by the server.
+            let rests = job.is_some_and(|it| it.usage.is_quiet(now))
+                && server.load.is_spare(now, facts.health);
             let confirmed = match leave.after {
-                Some(after) => job.is_some_and(|it| it.confirmed >= Some(after)),
+                Some(after) => rests || job.is_some_and(|it| it.confirmed >= Some(after)),
                 // No view of this controller has named it; a step may still use an older one of another.
                 None => !used && job.is_some_and(|it| it.confirmed >= it.adopted),
             };

@@ -98,6 +98,8 @@ pub struct JobFacts {
     pub reproducible: bool,
     /// Weight of the job among the jobs of the pool.
     pub share: u32,
+    /// Slots that it keeps, though it does not use them; none: all of them.
+    pub keeps: Option<u32>,
 }
 
 /// First message of a worker.
@@ -174,6 +176,8 @@ pub enum Input {
     Stepped(JobKey, Number),
     /// The conductor has given a server up.
     Lost(JobKey, ServerId),
+    /// The conductor has too few servers for a step.
+    Lacking(JobKey),
     /// A server was asked to end.
     Leaving(Who),
     /// A server has handed over all its work.

@@ -5,7 +5,7 @@
 
 use cadre_control::Caller;
 use cadre_control::proto::{Hello, Role};
-use cadre_crds::{Encryption, TrainingJob};
+use cadre_crds::{Encryption, OnPoolLoss, TrainingJob};
 use cadre_desired::identity::{self, Claim, Identity};
 use cadre_desired::job::encryption;
 use cadre_views::JobFacts;
@@ -99,9 +99,13 @@ pub(super) enum Answer {
 /// Facts of a trainer's job; for a job of another kind, as the trainer states them.
 pub(super) fn job_facts(job: Option<&TrainingJob>, hello: &Hello) -> JobFacts {
     let attention = job.map(|it| &it.spec.attention);
+    // A job that ends with its last server takes no risk.
+    let fails = attention.is_some_and(|it| it.on_pool_loss == OnPoolLoss::Fail);
+    let keeps = attention.and_then(|it| it.servers).unwrap_or(1);
     JobFacts {
         trainers: job.map_or(hello.trainers, |it| it.spec.trainers()),
         reproducible: attention.is_some_and(|it| it.reproducible),
         share: attention.map_or(100, |it| it.share),
+        keeps: (!fails).then_some(keeps),
     }
 }

@@ -1,7 +1,7 @@
 //! What people are to read of jobs, pools and pods: events of the objects.
 //!
 //! In: notices of conductors, words of the decisions, workers that are turned away. Out: events, written beside everything else; one that cannot be written
-//! holds nothing up. A lost server is acted on, too.
+//! holds nothing up. A lost server is acted on, too, and so is a step for which there are too few.
 
 use std::time::Instant;
 
@@ -40,11 +40,15 @@ impl Service {
         }
     }
 
-    /// What a conductor wants people to read becomes an event of the job; a lost server is acted on.
+    /// What a conductor wants people to read becomes an event of the job; a lost server is acted on, and so is a
+    /// step for which there are too few.
     pub(super) fn notice(&mut self, key: &Key, job: &JobKey, notice: proto::Notice) {
         if let (notice::Event::ServerLost, Some(server)) = (notice.event(), notice.server) {
             let id = ServerId { index: server.index, incarnation: server.incarnation };
             self.put(key, Input::Lost(job.clone(), id));
+        }
+        if notice.event() == notice::Event::PoolLost {
+            self.put(key, Input::Lacking(job.clone()));
         }
         let reason = match notice.event() {
             notice::Event::ServerLost => "ServerLost",

@@ -368,7 +368,8 @@ impl Service {
         let holders = holders.into_iter().map(|(id, job)| (named(id), job.clone())).collect();
         let reports = known.into_iter().map(report).collect();
         let in_place = u32::try_from(pool.in_place()).unwrap_or(u32::MAX);
-        let servers = Servers { reports, holders, in_place, ..Servers::default() };
+        let lent = pool.lent().map(|(job, it)| (job.clone(), it)).collect();
+        let servers = Servers { reports, holders, lent, in_place, ..Servers::default() };
         if self.context.told.tell_pool(key, servers, figures) {
             self.context.caches.pool_triggers.put(key.clone());
         }

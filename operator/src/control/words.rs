@@ -39,8 +39,8 @@ pub(super) fn hello(hello: proto::Hello) -> Hello {
 }
 
 pub(super) fn report(report: &proto::ServerReport) -> Report {
-    let proto::ServerReport { busy_ppm, cost, busy_nanoseconds, .. } = *report;
-    Report { busy_ppm, cost, busy_nanoseconds }
+    let proto::ServerReport { busy_ppm, cost, busy_nanoseconds, spare, .. } = *report;
+    Report { busy_ppm, cost, busy_nanoseconds, is_spare: spare }
 }
 
 /// The slowest way to a trainer that a server has measured.

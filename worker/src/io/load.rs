@@ -54,6 +54,7 @@ impl Load {
             memory_bytes: 0,
             cost: self.cost,
             busy_nanoseconds: self.busy.as_nanos() as u64,
+            spare: false,
         };
         (self.since, self.tasks, self.busy, self.cost) = (now, 0, Duration::ZERO, 0);
         Some(report)

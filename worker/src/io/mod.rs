@@ -360,14 +360,15 @@ impl<P: Exchange> Io<P> {
         }
     }
 
-    /// Tells the controller about the load of a server, now and then; of one in place once it has work.
+    /// Tells the controller about the load of a server, now and then; of one in place when it had work.
     fn report(&mut self) {
         let dedicated = matches!(self.shared.me, Peer::Server(_));
         if let Some(report) = self.load.report(self.shared.clock.moment())
             && (dedicated || report.cost > 0)
         {
             let memory_bytes = self.server.as_ref().map_or(0, |it| it.memory(&self.shared));
-            self.say(proto::ServerReport { memory_bytes, ..report });
+            let spare = self.server.as_ref().is_none_or(Tasks::is_spare);
+            self.say(proto::ServerReport { memory_bytes, spare, ..report });
         }
     }
 }

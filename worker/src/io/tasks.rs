@@ -113,6 +113,11 @@ impl<M: Memory> Tasks<M> {
         self.machine.is_spare() && !holds
     }
 
+    /// Whether no step that is out counts on this server.
+    pub fn is_spare(&self) -> bool {
+        !self.machine.has_steps()
+    }
+
     /// Whether every trainer has all results up to a phase.
     pub fn passed(&self, at: At) -> bool {
         self.machine.passed(at)

@@ -70,8 +70,10 @@ pub(super) fn alone(seen: &Seen, pool: &AttentionPool, trainers: Vec<Finding>) -
 
 /// A job that has some of the servers.
 fn held(holder: &Holder) -> Finding {
-    let Holder { namespace, name, since, servers } = holder;
-    let says = format!("has {} of the servers since {}", servers.len(), since.0);
+    let Holder { namespace, name, since, servers, lent } = holder;
+    let lends = lent.map(|it| format!("; {it} of its share are lent while it uses none"));
+    let (count, lends) = (servers.len(), lends.unwrap_or_default());
+    let says = format!("has {count} of the servers since {}{lends}", since.0);
     Finding::new(format!("cadjob {namespace}/{name}"), Verdict::Fine, says)
 }
 

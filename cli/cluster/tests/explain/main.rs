@@ -137,11 +137,16 @@ fn jobs_that_have_servers_of_a_pool_are_named_with_the_time_since_when() {
     let mut seen = scene();
     let mut status = serving();
     status["holders"] = json!([{"namespace": "other", "name": "k", "since": at(-90),
-        "servers": ["p-0-1", "p-1-1"]}]);
+        "servers": ["p-0-1", "p-1-1"]},
+        {"namespace": "other", "name": "l", "since": at(-90), "servers": ["p-2-1"], "lent": 2}]);
     seen.pools.push(parsed(pool(status)));
     let text = text(&seen, "attnpool/p");
-    let expected = "cadjob other/k: has 2 of the servers since 2026-11-21T11:58:30Z";
-    assert!(text.lines().any(|it| it.contains(expected)), "{text}");
+    for expected in [
+        "cadjob other/k: has 2 of the servers since 2026-11-21T11:58:30Z",
+        "cadjob other/l: has 1 of the servers since 2026-11-21T11:58:30Z; 2 of its share are lent while it uses none",
+    ] {
+        assert!(text.lines().any(|it| it.ends_with(expected)), "{text}");
+    }
 }
 
 #[test]

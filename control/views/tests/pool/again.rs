@@ -46,7 +46,7 @@ impl World {
     }
 
     /// The connection of a server breaks, and it comes again.
-    fn reconnect(&mut self, id: ServerId) {
+    pub(crate) fn reconnect(&mut self, id: ServerId) {
         self.put(Input::Detached(Who::Server(id)));
         self.greet(&Who::Server(id));
     }

@@ -2,6 +2,7 @@
 //! controller, several jobs, trouble; and the same at random.
 
 mod again;
+mod lent;
 mod random;
 mod world;
 

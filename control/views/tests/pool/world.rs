@@ -9,9 +9,11 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::Duration;
 
 use cadre_views::{
-    Command, Facts, Fate, Health, Hello, Input, JobFacts, JobKey, Kind, Pool, Report, ServerId,
-    Trouble, View, Who,
+    Command, Facts, Fate, Health, Hello, Input, JobFacts, JobKey, Kind, Pool, ServerId, Trouble,
+    View, Who,
 };
+
+use super::lent::Rest;
 
 pub(crate) fn key(job: &str) -> JobKey {
     JobKey { namespace: "n".into(), name: job.into(), attempt: 1 }
@@ -25,15 +27,30 @@ pub(crate) struct Worker {
     pub(crate) terminating: bool,
 }
 
+/// Whether a view offers this start of a server.
+pub(crate) fn names(view: &View, id: ServerId) -> bool {
+    let servers = view.slots.iter().filter(|it| it.kind == Kind::Dedicated);
+    let mut servers = servers.filter_map(|it| it.server.as_ref());
+    servers.any(|it| (it.index, it.incarnation) == (id.index, id.incarnation))
+}
+
 pub(crate) struct World {
     pool: Pool,
-    now: Duration,
+    pub(crate) now: Duration,
     pub(crate) facts: Facts,
     pub(crate) workers: BTreeMap<Who, Worker>,
     held_back: BTreeSet<Who>,
     /// The last view that a finished step has used, by job.
     pub(crate) stepped: BTreeMap<JobKey, View>,
     pub(crate) reproducible: bool,
+    /// Slots that jobs keep though they do not use them.
+    pub(crate) keeps: Option<u32>,
+    /// Jobs of which no step is out, or one that computes nothing for the time being.
+    pub(crate) resting: BTreeMap<JobKey, Rest>,
+    /// Jobs that go on, of which no server has said so yet.
+    pub(crate) awake: BTreeSet<JobKey>,
+    /// Servers that ask their conductor whether they may leave, and whether they stay for another job.
+    pub(crate) asking: BTreeMap<Who, bool>,
     /// Number of the run that jobs begin; their secrets are made of it.
     pub(crate) run: u8,
     /// Whether connections break before a drain is heard.
@@ -72,6 +89,10 @@ impl World {
             held_back: BTreeSet::new(),
             stepped: BTreeMap::new(),
             reproducible: false,
+            keeps: Some(1),
+            resting: BTreeMap::new(),
+            awake: BTreeSet::new(),
+            asking: BTreeMap::new(),
             run: 7,
             loses_drains: false,
             data_version: 3,
@@ -105,7 +126,7 @@ impl World {
     fn job_facts(&self, job: &JobKey) -> JobFacts {
         let of_job = |it: &&Who| matches!(it, Who::Trainer(of, _) if of == job);
         let trainers = self.workers.keys().filter(of_job).count() as u32;
-        JobFacts { trainers, reproducible: self.reproducible, share: 100 }
+        JobFacts { trainers, reproducible: self.reproducible, share: 100, keeps: self.keeps }
     }
 
     pub(crate) fn greet(&mut self, who: &Who) {
@@ -159,24 +180,19 @@ impl World {
             Command::Drain { to, stays, over } => {
                 let Who::Server(id) = to else { panic!("a drain for {to}") };
                 let worker = self.workers.get_mut(&to).expect("it is connected");
-                let job = worker.job.take().expect("who works is drained");
-                let named = |view: &View| {
-                    let servers = view.slots.iter().filter_map(|it| it.server.as_ref());
-                    let mut servers = servers.filter(|it| it.address == to.to_string());
-                    servers.any(|it| it.incarnation == id.incarnation)
-                };
-                if !over {
+                let job = worker.job.clone().expect("who works is drained");
+                let named = |view: &View| names(view, id);
+                let is_between = self.resting.get(&job) == Some(&Rest::Between);
+                if !over && !is_between {
                     let used = self.stepped.get(&job).is_some_and(named);
+                    if used && self.awake.contains(&job) {
+                        // Its header and the drain have met on their way.
+                        self.asking.insert(to, stays);
+                        return;
+                    }
                     assert!(!used, "{id:?} may have work of the step in progress");
                 }
-                worker.hello.session.clear();
-                worker.hello.address.clear();
-                worker.drained = !stays;
-                self.put(Input::Drained(to.clone()));
-                self.put(Input::Detached(to.clone()));
-                if stays {
-                    self.greet(&to);
-                }
+                self.leave(&to, stays);
             }
             Command::Refuse(who, reason) => {
                 self.workers.remove(&who);
@@ -242,6 +258,11 @@ impl World {
         self.pool.holders().filter(|it| *it.1 == key(job)).count()
     }
 
+    /// Slots of a job's share that others have.
+    pub(crate) fn lent_by(&self, job: &str) -> u32 {
+        self.pool.lent().find(|it| *it.0 == key(job)).map_or(0, |it| it.1)
+    }
+
     /// The conductor finishes a step with the newest view.
     pub(crate) fn step(&mut self, job: &str) {
         let Some(conductor) = self.workers.get(&Who::Trainer(key(job), 0)) else { return };
@@ -249,6 +270,7 @@ impl World {
         let number = view.number;
         self.stepped.insert(key(job), view);
         self.put(Input::Stepped(key(job), number));
+        self.answer(job);
     }
 
     /// Trainers and pods are gone, and nobody tells the controller, which is away.
@@ -332,24 +354,6 @@ impl World {
         for _ in 0..seconds {
             self.now += Duration::from_secs(1);
             self.put(Input::Tick);
-        }
-    }
-
-    /// Seconds in which every server reports.
-    pub(crate) fn live(&mut self, seconds: u64) {
-        for _ in 0..seconds {
-            self.pass(1);
-            self.report(&[1_000_000; 16]);
-        }
-    }
-
-    /// Servers report these speeds, in their order.
-    pub(crate) fn report(&mut self, speeds: &[u64]) {
-        let servers = self.workers.keys().filter(|it| matches!(it, Who::Server(_))).cloned();
-        for (who, speed) in servers.collect::<Vec<_>>().into_iter().zip(speeds) {
-            let report =
-                Report { busy_ppm: 500_000, cost: speed / 2, busy_nanoseconds: 500_000_000 };
-            self.put(Input::Reported(who, report));
         }
     }
 

@@ -129,6 +129,11 @@ impl Server {
         self.watermark
     }
 
+    /// Whether a step has begun here that is not over.
+    pub fn has_steps(&self) -> bool {
+        !self.steps.is_empty()
+    }
+
     /// Takes an event, appends what has to be done. `now` never goes back.
     pub fn handle(&mut self, now: Nanos, event: Event, out: &mut Vec<Command>) {
         if self.ended {

@@ -1,7 +1,8 @@
 //! Which job holds which servers, and since when.
 //!
 //! In: what the control service knows of servers, and the status as it was. Out: the jobs with their servers. The time of a
-//! server is when it was first told that it works for that job, and stays as long as it does, whoever leads.
+//! server is when it was first told that it works for that job, and stays as long as it does, whoever leads. What
+//! a job lends stands once, with the servers that it has had longest.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +34,15 @@ pub(super) fn holders(observed: &Observed, all: &[Server<'_>], now: Timestamp) -
     }
     let holder = |(((namespace, name), second), servers): (((&String, &String), i64), _)| {
         let since = Time(Timestamp::from_second(second).unwrap_or(now));
-        Holder { namespace: namespace.clone(), name: name.clone(), since, servers }
+        Holder { namespace: namespace.clone(), name: name.clone(), since, servers, lent: None }
     };
-    held.into_iter().map(holder).collect()
+    let mut holders: Vec<Holder> = held.into_iter().map(holder).collect();
+    for (attempt, &lent) in &observed.lent {
+        let of_job =
+            |it: &&mut Holder| (&it.namespace, &it.name) == (&attempt.namespace, &attempt.name);
+        if let Some(holder) = holders.iter_mut().find(of_job) {
+            holder.lent = Some(lent);
+        }
+    }
+    holders
 }

@@ -95,6 +95,8 @@ pub struct Observed {
     pub reports: BTreeMap<String, Report>,
     /// The attempts that servers work for, by the name of the pod.
     pub holders: BTreeMap<String, JobKey>,
+    /// Servers of the shares of attempts that others have, since these use none.
+    pub lent: BTreeMap<JobKey, u32>,
     /// Trainers that serve in place.
     pub in_place: u32,
     /// Whether every connected server has had time to report. If so, a server that is not in

@@ -166,6 +166,7 @@ impl Replay {
             nodes: BTreeMap::new(),
             reports,
             holders,
+            lent: BTreeMap::new(),
             in_place: 0,
             reports_complete: self.is_complete,
             has_control: true,

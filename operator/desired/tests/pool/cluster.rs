@@ -48,6 +48,7 @@ pub(crate) struct World {
     pub(crate) memory: Memory,
     /// When servers lost their connection.
     pub(crate) lost: BTreeMap<String, Timestamp>,
+    pub(crate) lent: BTreeMap<JobKey, u32>,
     /// Since when no pod is made.
     pub(crate) unmade_since: Option<Timestamp>,
     pub(crate) gone: bool,
@@ -92,6 +93,7 @@ impl World {
             broken: None,
             memory: Memory::default(),
             lost: BTreeMap::new(),
+            lent: BTreeMap::new(),
             unmade_since: None,
             gone: false,
             job: None,
@@ -115,6 +117,7 @@ impl World {
             nodes: self.nodes.clone(),
             reports: self.reports.clone(),
             holders: self.holders(),
+            lent: self.lent.clone(),
             in_place: 0,
             has_control: true,
             lost: self.lost.clone(),

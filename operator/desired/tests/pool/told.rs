@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 
 use cadre_desired::pool::{Link, Observed, Report, decide, status};
 use cadre_desired::{Applied, Failure};
+use cadre_views::JobKey;
 
 use super::cluster::World;
 use super::events::Event;
@@ -59,6 +60,24 @@ fn who_holds_which_server_is_told_with_the_time_since_when_whoever_leads() {
     world.job = None;
     rest(&mut world);
     assert_eq!(told(&world), []);
+}
+
+#[test]
+fn what_a_job_lends_is_told_once_with_the_servers_that_it_has_had_longest() {
+    let mut world = World::new(3);
+    world.job = Some(0);
+    rest(&mut world);
+    world.happen(&Event::Vanish(0));
+    rest(&mut world);
+    let told = |world: &World| {
+        let holders = world.pool.status.iter().flat_map(|it| it.holders.clone());
+        holders.map(|it| (it.servers.len(), it.lent)).collect::<Vec<_>>()
+    };
+    assert_eq!(told(&world), [(2, None), (1, None)]);
+    let job = |name: &str| JobKey { namespace: "n".into(), name: name.into(), attempt: 1 };
+    world.lent = BTreeMap::from([(job("j"), 2), (job("of another name"), 1)]);
+    rest(&mut world);
+    assert_eq!(told(&world), [(2, Some(2)), (1, None)]);
 }
 
 #[test]

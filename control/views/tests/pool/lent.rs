@@ -1,0 +1,413 @@
+//! Jobs that do not use their servers for a while: these are lent to the other jobs of the pool, and given back.
+
+use std::time::Duration;
+
+use cadre_views::{Fate, Input, Report, Who};
+
+use super::id;
+use super::world::{World, key, names};
+
+/// How a job does not use its servers.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub(crate) enum Rest {
+    /// No step is out.
+    Between,
+    /// One is, and its trainers compute something else.
+    Within,
+}
+
+impl World {
+    /// No step of the job is out from now on: it evaluates, for example.
+    pub(crate) fn rest(&mut self, job: &str) {
+        self.resting.insert(key(job), Rest::Between);
+    }
+
+    /// Its trainers go on: the header of a step goes out.
+    pub(crate) fn go_on(&mut self, job: &str) {
+        self.resting.remove(&key(job));
+        let conductor = self.workers.get(&Who::Trainer(key(job), 0));
+        if let Some(view) = conductor.and_then(|it| it.hello.view.clone()) {
+            self.stepped.insert(key(job), view);
+            self.awake.insert(key(job));
+        }
+    }
+
+    /// A server leaves its job.
+    pub(crate) fn leave(&mut self, who: &Who, stays: bool) {
+        let Some(worker) = self.workers.get_mut(who) else { return };
+        worker.job = None;
+        worker.hello.session.clear();
+        worker.hello.address.clear();
+        worker.drained = !stays;
+        self.put(Input::Drained(who.clone()));
+        self.put(Input::Detached(who.clone()));
+        if stays {
+            self.greet(who);
+        }
+    }
+
+    /// The conductor lets those go that ask, if no step that is out counts on them.
+    pub(crate) fn answer(&mut self, job: &str) {
+        let key = key(job);
+        for (who, stays) in self.asking.clone() {
+            let Who::Server(id) = who else { continue };
+            let of_job = self.workers.get(&who).is_some_and(|it| it.job.as_ref() == Some(&key));
+            if of_job && !self.stepped.get(&key).is_some_and(|it| names(it, id)) {
+                self.asking.remove(&who);
+                self.leave(&who, stays);
+            }
+        }
+    }
+
+    /// The servers in the newest view of a job, without the slots that are vacant.
+    pub(crate) fn servers_of(&self, job: &str) -> Vec<String> {
+        let view = self.view(job);
+        view.split(' ').skip(1).filter(|it| *it != "D-").map(str::to_owned).collect()
+    }
+
+    /// Whether steps of the job end.
+    pub(crate) fn trains(&self, job: &str) -> bool {
+        !self.resting.contains_key(&key(job))
+    }
+
+    /// As [`Self::pass`], in one step.
+    pub(crate) fn leap(&mut self, seconds: u64) {
+        self.now += Duration::from_secs(seconds);
+        self.put(Input::Tick);
+    }
+
+    /// Seconds in which every server reports.
+    pub(crate) fn live(&mut self, seconds: u64) {
+        for _ in 0..seconds {
+            self.pass(1);
+            self.report(&[1_000_000; 16]);
+        }
+    }
+
+    /// Servers report these speeds, in their order.
+    pub(crate) fn report(&mut self, speeds: &[u64]) {
+        let servers = self.workers.keys().filter(|it| matches!(it, Who::Server(_))).cloned();
+        for (who, speed) in servers.collect::<Vec<_>>().into_iter().zip(speeds) {
+            let job = self.workers.get(&who).and_then(|it| it.job.as_ref());
+            let rest = job.and_then(|it| self.resting.get(it));
+            let report = match rest {
+                Some(rest) => Report { is_spare: *rest == Rest::Between, ..Report::default() },
+                None => Report {
+                    busy_ppm: 500_000,
+                    cost: speed / 2,
+                    busy_nanoseconds: 500_000_000,
+                    is_spare: false,
+                },
+            };
+            self.put(Input::Reported(who, report));
+        }
+        self.awake.clear();
+    }
+
+    /// Seconds in which every server reports now and then.
+    pub(crate) fn live_slowly(&mut self, seconds: u64) {
+        for _ in 0..seconds / 5 {
+            self.leap(5);
+            self.report(&[1_000_000; 16]);
+        }
+    }
+
+    /// So many rounds of a second each, in which these jobs end a step, and all servers report.
+    pub(crate) fn train(&mut self, jobs: &[&str], rounds: u64) {
+        for _ in 0..rounds {
+            self.live(1);
+            for job in jobs {
+                self.step(job);
+            }
+        }
+    }
+
+    fn held<const N: usize>(&self, jobs: [&str; N]) -> [usize; N] {
+        jobs.map(|it| self.held_by(it))
+    }
+}
+
+/// Two jobs, of the same share, on six servers.
+fn two() -> World {
+    let mut world = World::new(1, 6);
+    world.start_job("a", 1, false);
+    world.start_job("b", 1, false);
+    world.train(&["a", "b"], 10);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world
+}
+
+#[test]
+fn an_idle_jobs_servers_are_lent_and_come_back_by_drains_when_it_goes_on() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 29);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 2);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([1, 5], 2));
+    let views = (world.view("a"), world.view("b"));
+    world.train(&["b"], 1000);
+    assert_eq!((world.view("a"), world.view("b")), views, "nothing moves when nothing changes");
+    assert_eq!(world.view("a").matches("D0.0").count(), 1, "it can go on at once");
+    world.go_on("a");
+    world.live(1);
+    // The other one has not ended a step without them yet.
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([1, 5], 0));
+    world.step("b");
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    assert_eq!(world.view("a").matches('D').count(), 3, "{}", world.view("a"));
+}
+
+#[test]
+fn a_job_that_got_its_share_back_keeps_it_for_a_while() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 31);
+    world.go_on("a");
+    world.train(&["a"], 100);
+    assert_eq!(world.held(["a", "b"]), [1, 5], "a step of the other one lasts");
+    world.train(&["a", "b"], 1);
+    world.rest("a");
+    // From when it has them.
+    world.train(&["b"], 299);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 2);
+    assert_eq!(world.held(["a", "b"]), [1, 5]);
+}
+
+#[test]
+fn a_job_that_has_lent_goes_on_at_the_first_sign_and_is_given_what_leaves_it() {
+    let mut world = two();
+    // Servers do not hear at once that they are lent.
+    world.loses_drains = true;
+    world.rest("a");
+    world.train(&["b"], 31);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([3, 3], 2));
+    world.go_on("a");
+    world.loses_drains = false;
+    for server in [id(1, 0), id(2, 0)] {
+        world.reconnect(server);
+    }
+    world.train(&["a", "b"], 3);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([3, 3], 0));
+    let view = world.view("a");
+    assert!(view.contains("D0.0") && !view.contains("D-"), "{view}");
+}
+
+#[test]
+fn a_job_whose_step_is_long_is_not_idle() {
+    let mut world = two();
+    world.resting.insert(key("a"), Rest::Within);
+    world.train(&["b"], 2000);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([3, 3], 0));
+}
+
+#[test]
+fn a_pause_of_less_than_four_usual_steps_is_none() {
+    let mut world = two();
+    for _ in 0..6 {
+        // It evaluates for a minute after each step.
+        world.rest("a");
+        world.train(&["b"], 60);
+        world.go_on("a");
+        world.train(&["a", "b"], 1);
+    }
+    // Once it had been idle, and was given its share back.
+    world.train(&["a", "b"], 400);
+    for _ in 0..8 {
+        world.live(20);
+        world.step("a");
+        world.step("b");
+    }
+    world.rest("a");
+    world.train(&["b"], 79);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 2);
+    assert_eq!(world.held(["a", "b"]), [1, 5]);
+}
+
+#[test]
+fn two_idle_jobs_lend_to_a_third_and_nobody_lends_where_nobody_uses() {
+    let mut world = World::new(1, 6);
+    let jobs = ["a", "b", "c"];
+    for job in jobs {
+        world.start_job(job, 1, false);
+    }
+    world.train(&jobs, 10);
+    assert_eq!(world.held(jobs), [2, 2, 2]);
+    world.rest("a");
+    world.rest("b");
+    world.train(&["c"], 31);
+    assert_eq!(world.held(jobs), [1, 1, 4]);
+    assert_eq!((world.lent_by("a"), world.lent_by("b")), (1, 1));
+    world.rest("c");
+    let views = jobs.map(|it| world.view(it));
+    world.live(1000);
+    assert_eq!(jobs.map(|it| world.view(it)), views, "all are idle");
+    // The one that has them ends no step, so they come at once.
+    world.go_on("b");
+    world.live(3);
+    assert_eq!(world.held(jobs), [1, 4, 1]);
+    world.go_on("a");
+    world.go_on("c");
+    world.train(&jobs, 3);
+    assert_eq!(world.held(jobs), [2, 2, 2]);
+    // None of them has been idle when all rest.
+    world.train(&jobs, 400);
+    for job in jobs {
+        world.rest(job);
+    }
+    world.live(1000);
+    assert_eq!(world.held(jobs), [2, 2, 2]);
+    // So the first that goes on has nothing to keep for a while.
+    for job in jobs {
+        world.go_on(job);
+    }
+    world.train(&jobs, 10);
+    world.rest("a");
+    world.train(&["b", "c"], 31);
+    assert_eq!((world.held_by("a"), world.lent_by("a")), (1, 1));
+}
+
+#[test]
+fn servers_that_say_nothing_are_not_lent_and_one_that_leaves_brings_the_share_back() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 20);
+    for _ in 0..15 {
+        world.pass(1);
+        for index in 3..6 {
+            let report = Report { cost: 1, busy_nanoseconds: 1, ..Report::default() };
+            world.put(Input::Reported(Who::Server(id(index, 0)), report));
+        }
+        world.step("b");
+    }
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 2);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([1, 5], 2));
+    // Its node goes: the one that was kept is to end.
+    world.mark(id(0, 0), Fate::Drains);
+    world.train(&["b"], 2);
+    assert_eq!(world.lent_by("a"), 0);
+    assert_eq!(world.servers_of("a").len(), 2, "{}", world.view("a"));
+}
+
+#[test]
+fn a_new_controller_leaves_lent_servers_where_they_are_until_it_sees_a_sign() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 31);
+    let before = (world.view("a"), world.view("b"));
+    world.change_controller(2);
+    world.train(&["b"], 1);
+    // What it told of its last step the conductor tells again.
+    world.step("a");
+    world.train(&["b"], 1000);
+    assert_eq!((world.view("a"), world.view("b")), before);
+    assert_eq!(world.lent_by("a"), 2);
+    world.change_controller(3);
+    world.go_on("a");
+    world.train(&["a", "b"], 3);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([3, 3], 0));
+    // The window has begun anew.
+    world.rest("a");
+    world.train(&["b"], 290);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 20);
+    assert_eq!(world.held(["a", "b"]), [1, 5]);
+}
+
+#[test]
+fn a_job_alone_in_its_pool_keeps_all_servers() {
+    let mut world = World::new(1, 3);
+    world.start_job("a", 1, false);
+    world.train(&["a"], 10);
+    let before = world.view("a");
+    world.rest("a");
+    world.live(2000);
+    world.change_controller(1);
+    world.live(2000);
+    assert_eq!(world.view("a"), before);
+    // Who lends has its share back when nobody else is there.
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 31);
+    world.finish("b");
+    world.live(1);
+    assert_eq!((world.held_by("a"), world.lent_by("a")), (6, 0));
+}
+
+#[test]
+fn a_job_keeps_what_it_says_that_it_needs_and_lends_nothing_where_it_must_not() {
+    for (keeps, reproducible, expected) in [
+        (Some(2), false, [2, 4]),
+        (Some(9), false, [3, 3]),
+        (None, false, [3, 3]),
+        (Some(1), true, [3, 3]),
+    ] {
+        let mut world = World::new(1, 6);
+        (world.keeps, world.reproducible) = (keeps, reproducible);
+        world.start_job("a", 1, false);
+        (world.keeps, world.reproducible) = (Some(1), false);
+        world.start_job("b", 1, false);
+        world.train(&["a", "b"], 10);
+        world.rest("a");
+        world.train(&["b"], 100);
+        assert_eq!(world.held(["a", "b"]), expected, "{keeps:?}, {reproducible}");
+    }
+    // Nor is such a job lent to: its slots do not depend on what others do.
+    let mut world = World::new(1, 6);
+    world.start_job("a", 1, false);
+    world.reproducible = true;
+    world.start_job("b", 1, false);
+    world.train(&["a", "b"], 10);
+    world.rest("a");
+    world.train(&["b"], 100);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([3, 3], 0));
+}
+
+#[test]
+fn a_server_that_no_other_job_may_have_is_not_lent() {
+    let mut world = World::new(1, 6);
+    world.facts.cap = Some(4);
+    world.tell_facts();
+    world.start_job("a", 1, false);
+    world.start_job("b", 1, false);
+    world.train(&["a", "b"], 10);
+    world.rest("a");
+    world.train(&["b"], 100);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([2, 4], 1));
+}
+
+#[test]
+fn a_job_that_loses_what_it_has_kept_gets_its_share_back_and_lends_nothing_more_if_it_lacked_any() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 31);
+    world.kill(id(0, 0));
+    world.lose("a", id(0, 0));
+    world.train(&["b"], 2);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([2, 3], 0));
+    world.start_server(id(0, 1));
+    world.train(&["b"], 299);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+    world.train(&["b"], 2);
+    assert_eq!(world.held(["a", "b"]), [1, 5]);
+    // No header goes out that needs more memory than the servers have, so nobody computes anything.
+    world.put(Input::Lacking(key("a")));
+    world.train(&["b"], 2000);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+}
+
+#[test]
+fn a_server_of_an_idle_job_that_is_to_end_waits_for_no_step() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 20);
+    world.terminate(id(1, 0));
+    assert!(!world.is_drained(id(1, 0)), "a step may follow");
+    world.train(&["b"], 11);
+    assert!(world.is_drained(id(1, 0)));
+    assert!(world.view("a").contains("D0.0") && !world.view("a").contains("D1.0"));
+    assert_eq!(world.last("a").map(|it| it.slots.len()), Some(3), "{}", Who::Server(id(1, 0)));
+}
