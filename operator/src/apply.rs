@@ -78,7 +78,14 @@ where
         let waits = match &action {
             Action::Create(Object::Job(_)) => result.is_err(),
             Action::Scale { .. } => lacks_budget,
-            _ => false,
+            Action::Create(_)
+            | Action::Apply(_)
+            | Action::Delete(_)
+            | Action::Drain { .. }
+            | Action::Note { .. }
+            | Action::DeleteSelf
+            | Action::Guard
+            | Action::Release => false,
         };
         if !waits {
             let is_budget = is_budget(&action);
@@ -232,7 +239,7 @@ where
                 };
                 return Err(Error::NameTaken { kind, name });
             }
-            show(&api, &found, object.labels()).await?;
+            Box::pin(show(&api, &found, object.labels())).await?;
             Ok(None)
         }
         Err(error) => Err(refused(&name, error)),

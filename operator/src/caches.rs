@@ -33,7 +33,7 @@ use crate::prune::{prune, prune_job, prune_node, prune_pod, prune_pool};
 use crate::recent::version;
 use crate::triggers::{Triggers, key};
 
-/// Objects that this operator makes. Jobs and ControllerRevisions are known by the label of what they are of, which is counted
+/// Objects that this operator makes. Jobs and revisions are known by the label of what they are of, which is counted
 /// on anyway: one that were hidden for want of this label would be made once more, and under another name.
 const OURS: &str = "app.kubernetes.io/managed-by=cadre-operator";
 
