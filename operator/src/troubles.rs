@@ -4,7 +4,7 @@
 //! their tokens. Out: a failure, which the status of each object tells that has workers; one look at all of them when it begins
 //! or ends.
 //!
-//! Each is tried again all the time while it lasts, so what was not met for [`LASTS`] is over.
+//! Each is tried again all the time while it lasts, so what was not met for [`A_TROUBLE_LASTS`] is over.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use cadre_desired::Failure;
 
 /// Time after which a trouble that nobody meets any more is over.
-const LASTS: Duration = Duration::from_mins(1);
+const A_TROUBLE_LASTS: Duration = Duration::from_mins(1);
 
 /// What is in trouble.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
@@ -47,7 +47,7 @@ impl Troubles {
     /// Something was tried; `words` say why it was refused, if it was. Out: whether that is news.
     pub(crate) fn tell(&self, what: What, words: Option<String>, now: Instant) -> bool {
         let mut all = self.locked();
-        let before = all.remove(&what).filter(|it| now.duration_since(it.1) < LASTS);
+        let before = all.remove(&what).filter(|it| now.duration_since(it.1) < A_TROUBLE_LASTS);
         let is_news = before.map(|it| it.0) != words;
         if let Some(words) = words {
             all.insert(what, (words, now));
@@ -58,7 +58,7 @@ impl Troubles {
     /// What there is, and when it is over if nobody meets it any more.
     pub(crate) fn there(&self, now: Instant) -> Option<(Failure, Duration)> {
         let all = self.locked();
-        let left = |at: &Instant| LASTS.saturating_sub(now.duration_since(*at));
+        let left = |at: &Instant| A_TROUBLE_LASTS.saturating_sub(now.duration_since(*at));
         let mut lasting = all.iter().filter(|it| !left(&it.1.1).is_zero());
         lasting.next().map(|(what, (words, at))| (what.failure(words), left(at)))
     }

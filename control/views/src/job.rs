@@ -11,12 +11,10 @@ use std::time::Duration;
 
 use crate::slots::{Kind, Server, Slots};
 use crate::types::{
-    Command, Conductor, Hello, JobFacts, JobKey, Number, ServerId, Trainer, Unserved, View, Who,
+    Command, Conductor, Hello, JobFacts, JobKey, Number, SERVERS_BACK_WITHIN, ServerId, Trainer,
+    Unserved, View, Who,
 };
 use crate::usage::Usage;
-
-/// How long a new controller waits for jobs, and for the servers of a view that another one sent.
-pub(crate) const SERVERS_BACK_WITHIN: Duration = Duration::from_secs(15);
 
 /// How long a job that has never trained keeps its slots while some of its trainers do not come: their image may never do.
 pub(crate) const SLOTS_KEPT_FOR: Duration = Duration::from_mins(5);

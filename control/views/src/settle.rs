@@ -10,14 +10,14 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
-use crate::job::{Job, Pods, SERVERS_BACK_WITHIN};
+use crate::job::{Job, Pods};
 use crate::lend::Held;
 use crate::load::{Load, Trouble};
 use crate::pool::Pool;
 use crate::server::Member;
 use crate::shares::Claim;
 use crate::slots::{Kind, NOMINAL_WEIGHT, Server};
-use crate::types::{Command, Facts, Fate, JobKey, ServerId, Unserved, Who};
+use crate::types::{Command, Facts, Fate, JobKey, SERVERS_BACK_WITHIN, ServerId, Unserved, Who};
 
 impl Pool {
     /// Sends all commands that follow from the state; none before the first facts of the cluster.

@@ -9,6 +9,9 @@ use std::fmt;
 use crate::load::{Figure, Health, Report, Trouble};
 use crate::slots::Slot;
 
+/// How long a new controller waits for jobs, and for the servers of a view that another one sent.
+pub(crate) const SERVERS_BACK_WITHIN: Duration = Duration::from_secs(15);
+
 /// One attempt of a job.
 #[derive(Clone, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
 pub struct JobKey {

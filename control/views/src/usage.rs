@@ -16,7 +16,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use crate::job::SERVERS_BACK_WITHIN;
+use crate::types::SERVERS_BACK_WITHIN;
 
 /// Shortest time without use after which a job is quiet.
 const QUIET_AFTER: Duration = Duration::from_secs(30);

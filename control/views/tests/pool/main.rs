@@ -4,6 +4,7 @@
 mod again;
 mod lent;
 mod random;
+mod rest;
 mod world;
 
 use std::collections::BTreeSet;

@@ -5,7 +5,7 @@
 use cadre_views::{Fate, ServerId};
 use proptest::prelude::*;
 
-use super::lent::Rest;
+use super::rest::Rest;
 use super::world::{World, key};
 
 const JOBS: [&str; 3] = ["a", "b", "c"];

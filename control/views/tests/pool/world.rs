@@ -13,7 +13,7 @@ use cadre_views::{
     View, Who,
 };
 
-use super::lent::Rest;
+use super::rest::Rest;
 
 pub(crate) fn key(job: &str) -> JobKey {
     JobKey { namespace: "n".into(), name: job.into(), attempt: 1 }
