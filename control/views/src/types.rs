@@ -5,6 +5,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
+use std::time::Duration;
 
 use crate::load::{Figure, Health, Report, Trouble};
 use crate::slots::Slot;
