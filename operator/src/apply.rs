@@ -89,7 +89,7 @@ where
         };
         if !waits {
             let is_budget = is_budget(&action);
-            let done = one(context, &owner, action).await;
+            let done = Box::pin(one(context, &owner, action)).await;
             lacks_budget |= is_budget && done.is_err();
             if let Ok(Some(newer)) = &done {
                 owner.meta_mut().resource_version = Some(newer.clone());
@@ -239,7 +239,7 @@ where
                 };
                 return Err(Error::NameTaken { kind, name });
             }
-            Box::pin(show(&api, &found, object.labels())).await?;
+            show(&api, &found, object.labels()).await?;
             Ok(None)
         }
         Err(error) => Err(refused(&name, error)),

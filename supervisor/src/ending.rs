@@ -128,10 +128,7 @@ impl State {
         let trainers = trainers().count() > 0;
         match &self.mode {
             Mode::Running | Mode::Interrupted { .. } if all_completed => self.farewell(now, out),
-            Mode::Interrupted { .. } if !trainers => {
-                self.kill_all_then(Err(self.interrupted()), out);
-            }
-            Mode::Survivors { interrupted: true, .. } if !trainers => {
+            Mode::Interrupted { .. } | Mode::Survivors { interrupted: true, .. } if !trainers => {
                 self.kill_all_then(Err(self.interrupted()), out);
             }
             Mode::Survivors { .. } if !trainers => self.judge(out),

@@ -134,18 +134,24 @@ proptest! {
         // Who rests goes on resting first, then all train.
         for trains in [false, true] {
             if trains {
-                there.iter().for_each(|it| world.go_on(it));
+                for it in &there {
+                    world.go_on(it);
+                }
             }
             let works: Vec<_> = there.iter().copied().filter(|it| world.trains(it)).collect();
             let shown = |world: &World| there.iter().map(|it| world.servers_of(it)).collect::<Vec<_>>();
             // Who rests is idle after four of its steps, each of which may have taken all the time so far.
             for _ in 0..8 {
                 world.live_slowly(50 + passed / 2);
-                works.iter().for_each(|it| world.step(it));
+                for it in &works {
+                    world.step(it);
+                }
             }
             let before = shown(&world);
             world.live_slowly(400);
-            works.iter().for_each(|it| world.step(it));
+            for it in &works {
+                world.step(it);
+            }
             prop_assert_eq!(&shown(&world), &before, "something moves although nothing changes");
             let filled: usize = there
                 .iter()

@@ -212,9 +212,9 @@ fn a_panic_of_the_thread_that_computes_ends_the_job_by_its_rank() {
     outlet.tell(Notice::Step(Arc::clone(&planned)));
     assert!(matches!(rank.begin(0), Next::Step(_)));
     let _ticket = submit(&rank, FIRST);
-    let rows = std::iter::from_fn(|| requests.try_recv().ok()).find_map(|it| match it {
-        Asked::Submit(_, rows) => Some(rows),
-        _ => None,
+    let rows = std::iter::from_fn(|| requests.try_recv().ok()).find_map(|it| {
+        let Asked::Submit(_, rows) = it else { return None };
+        Some(rows)
     });
     let PhaseRows { q, k, v, .. } = rows.expect("a phase was submitted");
     let rows = BundleRows::Home(PhaseRows { q, k, v, gradients: None });
@@ -237,10 +237,11 @@ fn a_lease_counts_every_call_that_was_sent_before_it() {
         rank.busy(Duration::ZERO);
         let mut sent = 0;
         let counted = loop {
-            match requests.try_recv().expect("it says that it is busy") {
-                Asked::For(Request::Busy(_, calls)) => break calls,
-                _ => sent += 1,
+            let asked = requests.try_recv().expect("it says that it is busy");
+            if let Asked::For(Request::Busy(_, calls)) = asked {
+                break calls;
             }
+            sent += 1;
         };
         assert_eq!(counted, sent, "{steps:?}");
     }
