@@ -15,6 +15,9 @@ use cadre_desired::Failure;
 /// Time after which a trouble that nobody meets any more is over.
 const A_TROUBLE_LASTS: Duration = Duration::from_mins(1);
 
+/// Time without a refusal of any after which reviews of tokens are well.
+const ALL_WELL_FOR: Duration = Duration::from_secs(10);
+
 /// What is in trouble.
 #[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd)]
 pub(crate) enum What {
@@ -47,12 +50,20 @@ impl Troubles {
     /// Something was tried; `words` say why it was refused, if it was. Out: whether that is news.
     pub(crate) fn tell(&self, what: What, words: Option<String>, now: Instant) -> bool {
         let mut all = self.locked();
-        let before = all.remove(&what).filter(|it| now.duration_since(it.1) < A_TROUBLE_LASTS);
-        let is_news = before.map(|it| it.0) != words;
-        if let Some(words) = words {
-            all.insert(what, (words, now));
+        let since = all.get(&what).map(|it| now.duration_since(it.1));
+        let was_there = since.is_some_and(|it| it < A_TROUBLE_LASTS);
+        match words {
+            Some(words) => {
+                all.insert(what, (words, now));
+                !was_there
+            }
+            // Some of many reviews may fail for a while.
+            None if what == What::Tokens && since.is_some_and(|it| it < ALL_WELL_FOR) => false,
+            None => {
+                all.remove(&what);
+                was_there
+            }
         }
-        is_news
     }
 
     /// What there is, and when it is over if nobody meets it any more.
@@ -87,5 +98,14 @@ mod tests {
         assert_eq!((reason(4), reason(61)), (Some("TokensNotChecked"), Some("TokensNotChecked")));
         assert_eq!(reason(62), None, "nobody meets it any more");
         assert!(troubles.tell(What::Tokens, no(), at(63)), "it begins anew");
+        // One in two is refused.
+        let other = || Some("late".to_owned());
+        assert!((64..70).all(|it| !troubles.tell(
+            What::Tokens,
+            other().filter(|_| it % 2 == 0),
+            at(it)
+        )));
+        assert_eq!(reason(70), Some("TokensNotChecked"));
+        assert!(troubles.tell(What::Tokens, None, at(80)) && reason(80).is_none());
     }
 }

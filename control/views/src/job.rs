@@ -121,7 +121,10 @@ impl Job {
         let secrets = [&self.secret, &hello.secret];
         let conducts_another =
             rank == 0 && secrets.iter().all(|it| !it.is_empty()) && secrets[0] != secrets[1];
-        hello.session.is_empty() && (self.has_ended() || conducts_another)
+        // Within a run each listens once.
+        let listens = self.trainers.get(&rank).is_some_and(|it| it.listens)
+            && hello.data_version == self.data_version;
+        hello.session.is_empty() && (self.has_ended() || conducts_another || listens)
     }
 
     /// Whether no step follows.

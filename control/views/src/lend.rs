@@ -23,7 +23,7 @@ pub(crate) struct Held<'a> {
 impl Pool {
     /// Settles who of these lends.
     pub(crate) fn settle_usage(&mut self, claims: &[Claim<JobKey>], facts: &Facts, now: Duration) {
-        let uses = |key: &JobKey| self.jobs.get(key).is_some_and(|it| !it.usage.is_quiet(now));
+        let uses = |key: &JobKey| self.jobs.get(key).is_some_and(|it| it.usage.borrows(now));
         let others = |key: &JobKey| {
             let version = claims.iter().find(|it| it.job == *key).map(|it| it.version);
             let others = claims.iter().filter(|it| it.job != *key && Some(it.version) == version);
@@ -96,8 +96,16 @@ impl Pool {
             };
             let capped: Vec<_> = claims.iter().map(capped).collect();
             let mut given = divide(held.slots, &capped, held.by);
-            for claim in claims.iter().filter(|it| caps.contains_key(&it.job)) {
-                stay(claim, held, &mut given);
+            let lend = || claims.iter().filter(|it| caps.contains_key(&it.job));
+            for claim in lend() {
+                let own = held.by.iter().filter(|it| *it.1 == claim.job).map(|it| *it.0);
+                let has = given.values().filter(|it| **it == claim.job).count();
+                let most = claim.cap.map_or(usize::MAX, |cap| (cap as usize).saturating_sub(has));
+                stay(claim, held, own, most, &mut given);
+            }
+            for claim in lend() {
+                let lacks = count(&by_shares, &claim.job).saturating_sub(count(&given, &claim.job));
+                stay(claim, held, held.slots.keys().copied(), lacks as usize, &mut given);
             }
             let lacks = |key: &JobKey| count(&by_shares, key).saturating_sub(count(&given, key));
             lent = caps.keys().map(|it| ((*it).clone(), lacks(it))).filter(|it| it.1 > 0).collect();
@@ -108,15 +116,18 @@ impl Pool {
     }
 }
 
-/// What nobody else can use stays with a job that lends.
-fn stay(claim: &Claim<JobKey>, held: &Held<'_>, given: &mut BTreeMap<u32, JobKey>) {
-    let has = given.values().filter(|it| **it == claim.job).count();
-    let room = claim.cap.map_or(usize::MAX, |cap| (cap as usize).saturating_sub(has));
+/// At most so many of these slots, which nobody else wants or can use, stay with a job that lends, or go back to it.
+fn stay(
+    claim: &Claim<JobKey>,
+    held: &Held<'_>,
+    slots: impl Iterator<Item = u32>,
+    most: usize,
+    given: &mut BTreeMap<u32, JobKey>,
+) {
     let fits = |slot: &u32| {
         let own = held.slots.get(slot);
         own.is_some_and(|own| own.is_none_or(|it| it == claim.version))
     };
-    let own = held.by.iter().filter(|it| *it.1 == claim.job).map(|it| *it.0);
-    let free: BTreeSet<u32> = own.filter(|it| fits(it) && !given.contains_key(it)).collect();
-    given.extend(free.into_iter().take(room).map(|it| (it, claim.job.clone())));
+    let free: BTreeSet<u32> = slots.filter(|it| fits(it) && !given.contains_key(it)).collect();
+    given.extend(free.into_iter().take(most).map(|it| (it, claim.job.clone())));
 }

@@ -245,6 +245,9 @@ impl Pool {
 
     /// Lets servers go whose work is with others by now.
     fn drain(&mut self, facts: &Facts, now: Duration, out: &mut Vec<Command>) {
+        let stay = |it: &&Member| it.leave.is_none() && it.away.is_none();
+        let stay: BTreeSet<JobKey> =
+            self.servers.values().filter(stay).filter_map(|it| it.job.clone()).collect();
         for (&id, server) in &mut self.servers {
             let (Some(key), Some(leave)) = (&server.job, &mut server.leave) else { continue };
             if leave.told || server.away.is_some() {
@@ -254,9 +257,11 @@ impl Pool {
             // A job that is not known here yet goes on while it has pods.
             let over = leave.over || job.map_or(!facts.jobs.contains(key), Job::is_over);
             let used = job.is_some_and(|it| it.offers(id));
-            // A job that rests ends no step. A header that goes out just then is waited for by the server.
+            // A job that rests ends no step. A header that goes out just then is waited for by the server. Its last server stays
+            // until it has another one.
             let rests = job.is_some_and(|it| it.usage.is_quiet(now))
-                && server.load.is_spare(now, facts.health);
+                && server.load.is_spare(now, facts.health)
+                && stay.contains(key);
             let confirmed = match leave.after {
                 Some(after) => rests || job.is_some_and(|it| it.confirmed >= Some(after)),
                 // No view of this controller has named it; a step may still use an older one of another.

@@ -52,6 +52,8 @@ pub(crate) struct Usage {
     awaits: bool,
     /// Whether it has had too few servers for a step.
     lacked: bool,
+    /// Whether any server has been seen to work for it. One that has not trained yet loads a model, or its data.
+    has_trained: bool,
 }
 
 impl Usage {
@@ -64,17 +66,19 @@ impl Usage {
             keeps_until: Duration::ZERO,
             awaits: false,
             lacked: false,
+            has_trained: false,
         }
     }
 
     /// Another controller gave the job its servers.
     pub(crate) fn found(&mut self, now: Duration) {
         (self.used, self.share, self.keeps_until) = (now, Share::AsFound, now + KEPT_FOR);
+        self.has_trained = true;
     }
 
     /// Some server computes for the job, or a step that is out counts on it.
     pub(crate) fn uses(&mut self, now: Duration) {
-        self.used = now;
+        (self.used, self.has_trained) = (now, true);
         if self.share != Share::Keeps {
             self.takes_back(now);
         }
@@ -92,7 +96,7 @@ impl Usage {
 
     /// The job has too few servers for a step: it lends nothing any more.
     pub(crate) fn lacks(&mut self, now: Duration) {
-        self.lacked |= self.share != Share::Keeps;
+        self.lacked |= self.share != Share::Keeps || self.awaits;
         self.uses(now);
     }
 
@@ -102,6 +106,11 @@ impl Usage {
         steps.sort_unstable();
         let usual = steps.get(steps.len() / 2).copied().unwrap_or_default();
         now >= self.used + QUIET_AFTER.max(usual.saturating_mul(QUIET_STEPS))
+    }
+
+    /// Whether the job has use for more servers.
+    pub(crate) fn borrows(&self, now: Duration) -> bool {
+        self.has_trained && !self.is_quiet(now)
     }
 
     /// What follows from the job's servers and from others. `is_whole`: each of its slots has a server that is well.
@@ -120,7 +129,7 @@ impl Usage {
             self.takes_back(now);
         } else if self.share != Share::Lends
             && (is_whole && is_spare && borrows && self.is_quiet(now))
-            && (now >= self.keeps_until && !self.awaits && !self.lacked)
+            && (now >= self.keeps_until && !self.awaits && !self.lacked && self.has_trained)
         {
             self.share = Share::Lends;
         }

@@ -99,13 +99,37 @@ pub(super) enum Answer {
 /// Facts of a trainer's job; for a job of another kind, as the trainer states them.
 pub(super) fn job_facts(job: Option<&TrainingJob>, hello: &Hello) -> JobFacts {
     let attention = job.map(|it| &it.spec.attention);
-    // A job that ends with its last server takes no risk.
+    // A step may need the memory of several servers. So a job lends only where it says how many it needs, and one that ends with
+    // its last server takes no risk.
     let fails = attention.is_some_and(|it| it.on_pool_loss == OnPoolLoss::Fail);
-    let keeps = attention.and_then(|it| it.servers).unwrap_or(1);
+    let keeps = attention.and_then(|it| it.servers).filter(|_| !fails);
     JobFacts {
         trainers: job.map_or(hello.trainers, |it| it.spec.trainers()),
         reproducible: attention.is_some_and(|it| it.reproducible),
         share: attention.map_or(100, |it| it.share),
-        keeps: (!fails).then_some(keeps),
+        keeps,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_job_lends_only_where_it_says_how_many_servers_it_needs() {
+        let keeps = |attention: serde_json::Value| {
+            let spec = json!({"template": {}, "nodes": 1, "attention": attention});
+            let job = json!({"metadata": {"name": "j"}, "spec": spec});
+            let job: TrainingJob = serde_json::from_value(job).expect("a job");
+            job_facts(Some(&job), &Hello::default()).keeps
+        };
+        let pool = || json!({"name": "p"});
+        assert_eq!(keeps(json!({"poolRef": pool()})), None);
+        assert_eq!(keeps(json!({"poolRef": pool(), "servers": 3})), Some(3));
+        let fails = json!({"poolRef": pool(), "servers": 3, "onPoolLoss": "Fail"});
+        assert_eq!(keeps(fails), None);
+        assert_eq!(job_facts(None, &Hello::default()).keeps, None);
     }
 }

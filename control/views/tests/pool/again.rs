@@ -55,7 +55,7 @@ impl World {
 /// As containers that are started again in their pods, and jobs that are made anew under their names.
 #[test]
 fn another_run_of_a_job_under_its_key_gets_servers_though_the_one_before_has_not_gone() {
-    for (first, is_told) in [(0, true), (1, true), (0, false)] {
+    for (first, is_told) in [(0, true), (1, true), (0, false), (1, false)] {
         let mut world = World::new(1, 2);
         world.start_job("j", 2, false);
         for _ in 0..3 {

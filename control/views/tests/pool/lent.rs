@@ -290,3 +290,46 @@ fn a_server_of_an_idle_job_that_is_to_end_waits_for_no_step() {
     assert!(world.view("a").contains("D0.0") && !world.view("a").contains("D1.0"));
     assert_eq!(world.last("a").map(|it| it.slots.len()), Some(3), "{}", Who::Server(id(1, 0)));
 }
+
+#[test]
+fn a_job_that_has_not_trained_yet_lends_nothing() {
+    let mut world = World::new(1, 6);
+    world.start_job("a", 1, false);
+    // It loads its model, and another one comes.
+    world.rest("a");
+    world.start_job("b", 1, false);
+    world.train(&["b"], 100);
+    assert_eq!((world.held(["a", "b"]), world.lent_by("a")), ([3, 3], 0));
+}
+
+#[test]
+fn the_last_server_of_an_idle_job_stays_until_it_has_another() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 31);
+    assert_eq!(world.held(["a", "b"]), [1, 5]);
+    // The other one begins a step, and stays in it.
+    world.go_on("b");
+    world.resting.insert(key("b"), Rest::Within);
+    world.mark(id(0, 0), Fate::Drains);
+    world.live(60);
+    let job = |world: &World| world.workers[&Who::Server(id(0, 0))].job.clone();
+    assert_eq!(job(&world), Some(key("a")), "nobody else serves the job");
+    world.go_on("b");
+    world.train(&["b"], 2);
+    assert_eq!(job(&world), None, "others do");
+}
+
+#[test]
+fn a_job_that_lacked_servers_while_they_came_back_lends_nothing_more() {
+    let mut world = two();
+    world.rest("a");
+    world.train(&["b"], 31);
+    world.go_on("a");
+    world.live(1);
+    world.put(Input::Lacking(key("a")));
+    world.train(&["a", "b"], 10);
+    world.rest("a");
+    world.train(&["b"], 400);
+    assert_eq!(world.held(["a", "b"]), [3, 3]);
+}
