@@ -207,7 +207,7 @@ impl State {
         }
         let said = format!("{worker}: {exit}");
         let words = if words == said { said } else { format!("{said}: {words}") };
-        let remedy = if self.resumes() { ", go on with --resume" } else { "" };
+        let remedy = if self.resumes() == Some(true) { ", go on with --resume" } else { "" };
         let message = format!(
             "the job failed: {words}; {} of {allowed} restarts used \
              without a newer checkpoint (spec.failurePolicy.maxRestarts){remedy}",
@@ -216,9 +216,9 @@ impl State {
         self.kill_all_then(Err(RunError::JobFailed { message, log: exit.log }), out);
     }
 
-    /// Whether there is a checkpoint to resume from. A program other than `cadre train` has its own.
-    fn resumes(&self) -> bool {
-        self.config.steps.is_some() && (self.saved > 0 || self.config.resume)
+    /// Whether there is a checkpoint to resume from; none where the program, which is not `cadre train`, has its own.
+    fn resumes(&self) -> Option<bool> {
+        self.config.steps.map(|_| self.saved > 0 || self.config.resume)
     }
 
     fn interrupted(&self) -> RunError {

@@ -253,10 +253,14 @@ pub enum RunError {
         log: Vec<String>,
     },
     /// The user ended it. Exit code 130.
-    #[error("interrupted; {}", if *resumes { "resume with --resume" } else { "there is no checkpoint to resume from" })]
+    #[error("interrupted{}", match resumes {
+        Some(true) => "; resume with --resume",
+        Some(false) => "; there is no checkpoint to resume from",
+        None => "",
+    })]
     Interrupted {
-        /// Whether `--resume` has a checkpoint to go on from.
-        resumes: bool,
+        /// Whether `--resume` has a checkpoint to go on from; none of a program that has its own.
+        resumes: Option<bool>,
     },
 }
 

@@ -82,6 +82,17 @@ fn an_interrupt_leaves_survivors_their_checkpoint_and_the_job_does_not_start_aga
     run.exit("t1", None, &[]);
     run.input(Input::Interrupt);
     assert_eq!(run.input(Input::Interrupt), "kill t0; kill s0", "once more ends it");
+    run.exit("t0", None, &[]);
+    let none = "done 130: interrupted; there is no checkpoint to resume from";
+    assert_eq!(run.exit("s0", None, &[]), none);
+
+    // A program of one's own has checkpoints that nobody here knows of.
+    let mut run = Run::registered(crate::config::RunConfig { steps: None, ..settings() });
+    run.input(Input::Interrupt);
+    run.input(Input::Interrupt);
+    run.exit("t0", None, &[]);
+    run.exit("t1", None, &[]);
+    assert_eq!(run.exit("s0", None, &[]), "done 130: interrupted");
 }
 
 #[test]

@@ -220,7 +220,10 @@ fn an_interrupt_ends_the_run_through_the_conductor() {
     let reached = |event: &RunEvent| matches!(event, RunEvent::Step(record) if record.step == 2);
     assert!(events.iter().any(|event| reached(&event)));
     interrupt.raise();
-    assert_eq!(running.join().expect("no panic"), Err(RunError::Interrupted { resumes: false }));
+    assert_eq!(
+        running.join().expect("no panic"),
+        Err(RunError::Interrupted { resumes: Some(false) })
+    );
     assert!(folder.0.join("done-1").exists(), "the conductor was asked");
 }
 
@@ -250,7 +253,10 @@ fn a_run_whose_events_nobody_takes_hears_an_interrupt() {
     interrupt.raise();
     until(|| asked.exists());
     let events: Vec<RunEvent> = events.iter().collect();
-    assert_eq!(running.join().expect("no panic"), Err(RunError::Interrupted { resumes: false }));
+    assert_eq!(
+        running.join().expect("no panic"),
+        Err(RunError::Interrupted { resumes: Some(false) })
+    );
     assert_eq!(steps(&events), [0, 1, 2]);
 }
 
