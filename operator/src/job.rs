@@ -5,6 +5,7 @@ use std::sync::Arc;
 use cadre_crds::{Readable, TrainingJob, TrainingJobStatus};
 use cadre_desired::{Applied, job};
 use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt as _;
 
 use crate::context::Context;
 use crate::control::issuer;
@@ -34,7 +35,11 @@ pub(crate) async fn reconcile(
 
     let failure = failed.as_ref().and_then(Error::failure).or(trouble);
     let applied = Applied::new(observe::job(&context, object), failure);
+    let uid = object.object.uid().unwrap_or_default();
+    let key = (object.object.namespace().unwrap_or_default(), object.object.name_any());
+    let is_owed = context.told.owes(&key);
     let Some(status) = job::status(&applied, now) else {
+        context.told.wrote(&key, &uid, None);
         return Ok(Looked::new(decision.again, context.recent_jobs.waits(), [None, next], failed));
     };
     let old = object.object.status.as_ref();
@@ -45,8 +50,11 @@ pub(crate) async fn reconcile(
         let restarts = (it.restarts, it.restarts_without_progress);
         (it.observed_generation, it.attempt, restarts, it.checkpoint_step)
     };
-    let at_once = old.is_none_or(|it| counted(it) != counted(&status));
+    let at_once = is_owed || old.is_none_or(|it| counted(it) != counted(&status));
     let turn =
         report::status(&context, (object, version), old, &status, conditions, at_once).await?;
+    if turn.is_none() {
+        context.told.wrote(&key, &uid, Some(&status));
+    }
     Ok(Looked::new(decision.again, context.recent_jobs.waits(), [turn, next], failed))
 }

@@ -112,8 +112,16 @@ pub(crate) fn job(context: &Context, read: &Readable<TrainingJob>) -> job::Obser
     let key = (of, name);
     let attached = context.told.attached(&key);
     let figures = context.told.job(&key, uid);
-    let JobFigures { progress, failovers, checkpoint, last_words, joined, uid: _, gaps: _ } =
-        figures;
+    let JobFigures {
+        progress,
+        failovers,
+        checkpoint,
+        last_words,
+        joined,
+        uid: _,
+        gaps: _,
+        is_over: _,
+    } = figures;
     let (is_served, is_whole) =
         (context.issuer.folder.is_some(), context.told.completes_in().is_none());
     let mut observed = job::Observed {

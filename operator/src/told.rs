@@ -9,11 +9,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cadre_control::proto::{self, finished::Outcome};
-use cadre_crds::Progress;
+use cadre_crds::{Progress, TrainingJobStatus};
 use cadre_desired::job::{Arrived, LastWords};
 use cadre_desired::pool::Report;
 use cadre_views::{JobKey, Unserved};
 use k8s_openapi::jiff::Timestamp;
+use tokio::sync::Notify;
 
 use crate::triggers::Key;
 
@@ -28,6 +29,8 @@ const LOST_KEPT: i64 = 60;
 #[derive(Debug, Default)]
 pub(crate) struct Told {
     inner: Mutex<Inner>,
+    /// Wakes the control service when last figures were written.
+    pub(crate) written: Notify,
 }
 
 /// Since when workers can connect.
@@ -51,6 +54,8 @@ struct Inner {
     live: BTreeMap<Key, BTreeMap<String, Report>>,
     /// Figures of the newest job of each name.
     jobs: BTreeMap<Key, JobFigures>,
+    /// Jobs whose status does not hold the last figures of an attempt yet.
+    owed: BTreeSet<Key>,
     attached: Trainers,
     /// Attempts without servers, by pool.
     unserved: BTreeMap<Key, BTreeMap<JobKey, Unserved>>,
@@ -85,6 +90,8 @@ pub(crate) struct JobFigures {
     pub(crate) failovers: u32,
     /// Steps in the newest checkpoint that a worker reported.
     pub(crate) checkpoint: u64,
+    /// Whether the attempt's conductor has said its last word.
+    pub(crate) is_over: bool,
     /// Last message of an attempt that has failed, until its conductor says farewell.
     pub(crate) last_words: Option<LastWords>,
     /// Trainers of the newest attempt that have joined, also those that have left since.
@@ -113,7 +120,8 @@ impl Told {
     /// For an operator whose control service will begin: until then it is not known which servers
     /// are connected.
     pub(crate) fn awaiting() -> Self {
-        Self { inner: Mutex::new(Inner { since: Since::Later, ..Inner::default() }) }
+        let inner = Inner { since: Since::Later, ..Inner::default() };
+        Self { inner: Mutex::new(inner), written: Notify::default() }
     }
 
     pub(crate) fn start(&self) {
@@ -192,7 +200,31 @@ impl Told {
         let mut inner = self.locked();
         let changed = inner.jobs.get(key) != Some(figures);
         inner.jobs.insert(key.clone(), figures.clone());
+        if changed && figures.is_over {
+            inner.owed.insert(key.clone());
+        } else if !figures.is_over {
+            inner.owed.remove(key);
+        }
         changed
+    }
+
+    /// Whether a job's status is still to hold the last figures of an attempt.
+    pub(crate) fn owes(&self, key: &Key) -> bool {
+        self.locked().owed.contains(key)
+    }
+
+    /// The status of the job with this uid was written, or is as it was; none where there is none to write. Last figures that it
+    /// holds are owed no more.
+    pub(crate) fn wrote(&self, key: &Key, uid: &str, status: Option<&TrainingJobStatus>) {
+        let mut inner = self.locked();
+        let Some(figures) = inner.jobs.get(key).filter(|it| it.uid == uid) else { return };
+        let holds = status.is_none_or(|it| {
+            let is_step = figures.progress.is_none() || it.progress == figures.progress;
+            is_step && it.failovers >= figures.failovers
+        });
+        if holds && inner.owed.remove(key) {
+            self.written.notify_one();
+        }
     }
 
     /// Trainers of a job that are connected.
@@ -234,15 +266,6 @@ impl Told {
         of_job.map(|it| (it.0.attempt, *it.1)).max()
     }
 
-    /// The conductor of an attempt ends by itself.
-    pub(crate) fn leaves(&self, attempt: &JobKey) {
-        let key = (attempt.namespace.clone(), attempt.name.clone());
-        if let Some(figures) = self.locked().jobs.get_mut(&key) {
-            let is_other = |it: &LastWords| it.attempt != attempt.attempt;
-            figures.last_words = figures.last_words.take().filter(is_other);
-        }
-    }
-
     /// Forgets a pool that is gone.
     pub(crate) fn forget_pool(&self, key: &Key) {
         let mut inner = self.locked();
@@ -253,7 +276,9 @@ impl Told {
 
     /// Forgets the jobs that are gone.
     pub(crate) fn keep_jobs(&self, is_there: impl Fn(&Key) -> bool) {
-        self.locked().jobs.retain(|it, _| is_there(it));
+        let mut inner = self.locked();
+        inner.jobs.retain(|it, _| is_there(it));
+        inner.owed.retain(is_there);
     }
 
     fn locked(&self) -> std::sync::MutexGuard<'_, Inner> {
@@ -332,6 +357,46 @@ mod tests {
         assert_eq!(told.job(&key, "2"), JobFigures::default());
         told.keep_jobs(|_| false);
         assert_eq!(told.job(&key, "1"), JobFigures::default());
+    }
+
+    #[test]
+    fn last_figures_are_owed_until_the_status_holds_them() {
+        let told = Told::default();
+        let key = ("n".to_owned(), "j".to_owned());
+        let at = |step| Some(Progress { step, ..Progress::default() });
+        let of = |progress, failovers, is_over| JobFigures {
+            uid: "u".into(),
+            progress,
+            failovers,
+            is_over,
+            ..JobFigures::default()
+        };
+        let holds = |progress, failovers| {
+            let status = TrainingJobStatus { progress, failovers, ..TrainingJobStatus::default() };
+            told.wrote(&key, "u", Some(&status));
+            !told.owes(&key)
+        };
+        told.tell_job(&key, &of(at(8), 0, false));
+        assert!(!told.owes(&key), "it trains on");
+        let last = of(at(9), 1, true);
+        told.tell_job(&key, &last);
+        assert!(!holds(at(8), 1) && !holds(at(9), 0), "a status of before");
+        told.wrote(&key, "v", None);
+        assert!(told.owes(&key), "another job");
+        assert!(holds(at(9), 1));
+        told.tell_job(&key, &last);
+        assert!(!told.owes(&key), "said again");
+        told.tell_job(&key, &of(at(10), 1, true));
+        told.tell_job(&key, &of(None, 1, false));
+        assert!(!told.owes(&key), "the next attempt has begun");
+        told.tell_job(&key, &of(None, 1, true));
+        assert!(holds(at(9), 1), "an attempt without a step");
+        told.tell_job(&key, &last);
+        told.wrote(&key, "u", None);
+        assert!(!told.owes(&key), "nobody reads it");
+        told.tell_job(&key, &of(at(11), 1, true));
+        told.keep_jobs(|_| false);
+        assert!(!told.owes(&key), "it is gone");
     }
 
     #[test]

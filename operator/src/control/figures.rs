@@ -1,7 +1,7 @@
 //! How far the jobs are that train now, as their conductors say.
 //!
-//! In: attempts that begin, report and end. Out: the figures of each job's newest attempt. An attempt that crashed says no last
-//! word: its figures go when the next one begins, and what it says afterwards is not heard.
+//! In: attempts that begin, report and end. Out: the figures of each job's newest attempt. Those of an attempt go when the next
+//! one begins, whether it said a last word or crashed, and what it says afterwards is not heard.
 //!
 //! Failovers are counted by conductors, as totals of their job: an attempt's conductor goes on from what it is told here when it
 //! comes. So a report that is read twice, or by another leader, counts once. Invariant: they never go back.
@@ -9,6 +9,7 @@
 use std::collections::BTreeMap;
 
 use cadre_crds::Progress;
+use cadre_desired::job::LastWords;
 use cadre_views::JobKey;
 
 use crate::context::Context;
@@ -54,6 +55,7 @@ impl Figures {
         failovers: u32,
     ) {
         if let Some(figures) = self.0.get_mut(attempt) {
+            (figures.is_over, figures.last_words) = (false, None);
             figures.gaps = gaps;
             figures.failovers = figures.failovers.max(failovers);
             figures.progress = Some(progress);
@@ -77,9 +79,19 @@ impl Figures {
         Some(figures)
     }
 
-    /// The last figures of an attempt that has ended.
-    pub(super) fn end(&mut self, attempt: &JobKey) -> Option<JobFigures> {
-        self.0.remove(attempt)
+    /// The conductor of an attempt has said its last word, which says why if it has failed. Its figures stay: others of its trainers
+    /// may come after that. Out: the figures.
+    pub(super) fn end(&mut self, attempt: &JobKey, why: Option<LastWords>) -> Option<&JobFigures> {
+        let figures = self.0.get_mut(attempt)?;
+        (figures.is_over, figures.last_words) = (true, why);
+        Some(figures)
+    }
+
+    /// The conductor of an attempt ends by itself.
+    pub(super) fn leaves(&mut self, attempt: &JobKey) -> Option<&JobFigures> {
+        let figures = self.0.get_mut(attempt)?;
+        figures.last_words = None;
+        Some(figures)
     }
 
     /// All, and only those, that `is_there` knows.
@@ -132,8 +144,12 @@ mod tests {
         let all: Vec<_> =
             figures.of_those(|_| true).map(|(key, it)| (key.attempt, it.clone())).collect();
         assert_eq!(all, [(2, expected.clone())]);
-        assert_eq!(figures.end(&attempt(2)), Some(expected));
-        assert_eq!(figures.of_those(|_| true).count(), 0);
+        let over = JobFigures { is_over: true, ..expected.clone() };
+        assert_eq!(figures.end(&attempt(2), None), Some(&over));
+        figures.begin(&attempt(2), "u", 0);
+        assert_eq!(figures.of_those(|_| true).next().map(|it| it.1), Some(&over), "one came late");
+        figures.step(&attempt(2), at(30), 7);
+        assert_eq!(figures.of_those(|_| true).next().map(|it| it.1), Some(&expected), "it goes on");
     }
 
     #[test]
@@ -220,6 +236,6 @@ mod tests {
         let failovers: Vec<_> = figures.of_those(|_| true).map(|it| it.1.failovers).collect();
         assert_eq!(failovers, [2, 1]);
         assert_eq!(figures.of_those(|it| it.name == "k").count(), 1);
-        assert_eq!(figures.end(&attempt(1)), None);
+        assert_eq!(figures.end(&attempt(1), None), None);
     }
 }

@@ -18,6 +18,7 @@ mod figures;
 mod gate;
 pub(crate) mod issuer;
 mod notices;
+mod parting;
 mod saved;
 mod service;
 mod vanished;

@@ -19,10 +19,11 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, Known, identify, job_facts};
 use super::figures::{Figures, tell_job};
+use super::parting::Parting;
 use super::waiting::Waiting;
 use super::words::{self, Attempt, steps_in};
 use crate::context::Context;
-use crate::told::{FIGURES, Gaps, Servers, last_words, progress};
+use crate::told::{FIGURES, Gaps, Servers, progress};
 use crate::triggers::Key;
 
 /// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for
@@ -44,6 +45,7 @@ pub(super) struct Service {
     /// What servers have measured to the trainers of the attempt that they work for.
     pub(super) ways: BTreeMap<(Key, ServerId), (JobKey, Probed)>,
     pub(super) waiting: Waiting,
+    pub(super) parting: Parting,
     /// Pools of which something was noted and nothing done yet.
     pub(super) noted: BTreeSet<Key>,
     refreshed: Instant,
@@ -63,6 +65,7 @@ impl Service {
             attempts: BTreeMap::new(),
             ways: BTreeMap::new(),
             waiting: Waiting::default(),
+            parting: Parting::default(),
             noted: BTreeSet::new(),
             refreshed: now,
         }
@@ -87,6 +90,7 @@ impl Service {
                     None => return,
                 },
                 () = context.known.news.notified() => self.learn(),
+                () = context.told.written.notified() => self.part_heard(),
                 _ = ticks.tick() => self.tick(),
             }
             self.settle();
@@ -124,6 +128,7 @@ impl Service {
         self.forget_pools();
         self.share();
         self.tell_attached();
+        self.part_heard();
         let keys: Vec<Key> = self.pools.keys().cloned().collect();
         for key in &keys {
             self.put(key, Input::Tick);
@@ -154,11 +159,10 @@ impl Service {
                     let worker = (key, who);
                     let current = self.workers.get(&worker).is_some_and(|it| it.id() == link);
                     if current {
-                        // All that it said has been taken above: one that has said goodbye may go.
-                        if let Some(link) = self.workers.remove(&worker) {
-                            link.farewell();
-                        }
+                        // All that it said has been taken above.
+                        let link = self.workers.remove(&worker);
                         let (key, who) = worker;
+                        self.lets_go(&who, link);
                         tracing::info!("{who} of pool {}/{} is gone", key.0, key.1);
                         self.put(&key, Input::Detached(who));
                     }
@@ -230,10 +234,7 @@ impl Service {
             (Message::Saved(it), Who::Trainer(job, _)) => self.saved(job, it.steps),
             (Message::Finished(it), Who::Trainer(job, _)) if conducts => {
                 tracing::info!("{who} of pool {}/{} ends: {}", key.0, key.1, it.message);
-                if let Some(mut figures) = self.jobs.end(job) {
-                    figures.last_words = last_words(job.attempt, it);
-                    tell_job(&self.context, job, &figures);
-                }
+                self.ends(job, it);
                 self.attempts.remove(job);
                 self.put(key, Input::Finished(job.clone()));
             }
@@ -247,7 +248,7 @@ impl Service {
                 }
             }
             // After its farewell a conductor ends by itself, however long that takes.
-            (Message::Bye(_), Who::Trainer(job, _)) if conducts => self.context.told.leaves(job),
+            (Message::Bye(_), Who::Trainer(job, _)) if conducts => self.leaves(job),
             // Only a conductor speaks for its job; the rest is of the local supervisor.
             (
                 Message::Hello(_)

@@ -33,6 +33,10 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     if let Stage::Deleted | Stage::Foreign = stage {
         return None;
     }
+    status.failovers = status.failovers.max(observed.failovers);
+    if let Some(progress) = &observed.progress {
+        status.progress = Some(progress.clone());
+    }
     if let Stage::Finished { .. } = stage {
         // The conditions of the end stay. Only a failure to carry the end out is added.
         let mut conditions = Conditions { list: &mut status.conditions, generation, now };
@@ -42,10 +46,6 @@ pub fn status(applied: &Applied<Observed>, now: Timestamp) -> Option<TrainingJob
     let newest = newest(observed);
     let reopened = is_reopened(&observed.job);
     status.observed_generation = observed.job.metadata.generation.unwrap_or_default();
-    status.failovers = status.failovers.max(observed.failovers);
-    if let Some(progress) = &observed.progress {
-        status.progress = Some(progress.clone());
-    }
     status.checkpoint_step = checkpoint(observed);
     let mut in_a_row = told(observed).in_a_row;
     if let Some(newest) = newest {
