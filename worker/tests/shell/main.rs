@@ -202,6 +202,16 @@ fn both(weather: Weather, known: u64, runs: u64) -> Totals {
     totals
 }
 
+/// Scenarios that went wrong once.
+#[test]
+fn what_went_wrong_once() {
+    for (weather, seed) in
+        [(Weather::Burst, 1_234_327_265_438_789), (Weather::Stormy, 1_222_296_414_982_855)]
+    {
+        simulate(weather, seed, 1);
+    }
+}
+
 #[test]
 fn calm() {
     let totals = both(Weather::Calm, 1, 200);

@@ -33,6 +33,9 @@ pub enum Event {
         /// Which proposal, or [`HEADER`](super::HEADER).
         proposal: u64,
     },
+    /// A server that nobody has named here yet says something. It is not heard, but it lives: so nothing is to be learnt from
+    /// silence of the server that had its place before.
+    Unnamed(ServerId),
     /// A message for this machine.
     Message {
         /// Who sent it.

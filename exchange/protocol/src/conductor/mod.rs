@@ -148,6 +148,7 @@ impl Conductor {
             Event::Placed { step, proposal } => self.placed(step, proposal, out),
             Event::Unplaceable { step, proposal } => self.unplaceable(now, step, proposal, out),
             Event::Message { from, message } => self.message(now, from, message, out),
+            Event::Unnamed(server) => self.doubts.heard(server),
             Event::Closed(peer) => self.closed(now, peer, out),
             Event::Left(trainer) => {
                 self.left.insert(trainer);

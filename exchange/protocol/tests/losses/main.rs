@@ -13,6 +13,7 @@ mod leaving;
 mod outside;
 mod pool;
 mod results;
+mod silent;
 
 fn ms(millis: u64) -> Nanos {
     Nanos::from_millis(millis)

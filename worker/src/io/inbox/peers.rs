@@ -26,6 +26,9 @@ impl<P: Exchange> Io<P> {
         if known.is_some_and(|it| it != from) {
             return self.disbelieve(peer, "anything under another incarnation than its own");
         }
+        if let (None, Peer::Server(server), Some(it)) = (known, peer, &mut self.conductor) {
+            it.handle(&mut self.shared, Event::Protocol(conductor::Event::Unnamed(server)));
+        }
         if let Some(ending) = self.ended.as_ref().filter(|_| self.shared.me == Peer::CONDUCTOR) {
             // Who still calls came late.
             if known.is_some() && self.told_end.insert(peer) {
