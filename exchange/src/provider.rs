@@ -159,6 +159,13 @@ pub enum Event {
         /// Why.
         error: String,
     },
+    /// A path has to be there, and the peer has none of its kind. Follows [`Event::Closed`], each time the link was opened.
+    Unfit {
+        /// Who.
+        peer: PeerId,
+        /// Why, and the remedy.
+        reason: String,
+    },
     /// Somebody was turned away at the door: without the secret, of another data version, stale, or no peer at all.
     Refused {
         /// The peer or its address; a stranger has another port at every attempt.

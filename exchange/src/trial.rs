@@ -129,7 +129,9 @@ fn pull(reader: &mut Paths, landing: LandingId) -> Result<(), TrialError> {
         for event in events.drain(..) {
             match event {
                 // The reason why the link ended says more than the pull that ended with it.
-                Event::Closed { error: reason, .. } | Event::Broken { reason } => {
+                Event::Closed { error: reason, .. }
+                | Event::Unfit { reason, .. }
+                | Event::Broken { reason } => {
                     return Err(TrialError::Closed { reason });
                 }
                 Event::Pulled { pull, result } if pull == wanted => ended = Some(result),

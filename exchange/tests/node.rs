@@ -178,6 +178,7 @@ impl Pair {
             | Event::Message { .. }
             | Event::Room { .. }
             | Event::Refused { .. }
+            | Event::Unfit { .. }
             | Event::Broken { .. } => None,
         });
         let ends: Vec<_> = ends.collect();

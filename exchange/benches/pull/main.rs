@@ -156,7 +156,10 @@ fn read(mut reader: Paths, landing: Buffer, unit_bytes: usize, units: usize) {
                     done += 1;
                 }
                 Event::Connected(_) | Event::Begun { .. } | Event::Room { .. } => {}
-                Event::Closed { .. } | Event::Refused { .. } | Event::Broken { .. } => {
+                Event::Closed { .. }
+                | Event::Refused { .. }
+                | Event::Unfit { .. }
+                | Event::Broken { .. } => {
                     panic!("{event:?}")
                 }
             }

@@ -151,6 +151,7 @@ impl<D: Device> Node<D> {
             | Event::Begun { .. }
             | Event::Room { .. }
             | Event::Refused { .. }
+            | Event::Unfit { .. }
             | Event::Broken { .. } => {
                 self.events.push(event);
             }

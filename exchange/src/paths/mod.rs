@@ -57,6 +57,10 @@ use crate::waker::Waker;
 
 /// How long an owner may think about its offer.
 const OFFER_PATIENCE: Duration = Duration::from_secs(5);
+/// Why a peer that shares none has none, now and later.
+const NO_SHARED_MEMORY: &str = "it offers no shared memory";
+/// Why a peer without UCX has none, now and later.
+const NO_UCX: &str = "it offers no UCX";
 
 /// See the module.
 pub struct Paths {
@@ -201,11 +205,17 @@ impl Paths {
                 let error = format!(
                     "{why}; run both on one machine, or without requiring shared memory (--exchange auto)"
                 );
-                if is_linked {
-                    self.events.push(Event::Closed { peer, error });
-                }
+                self.closed(peer, is_linked.then_some(error), why == NO_SHARED_MEMORY);
             }
         }
+    }
+
+    /// Tells that a link was closed since its peer cannot be reached by the path that has to be there; where it never can, that too.
+    fn closed(&mut self, peer: PeerId, error: Option<String>, is_unfit: bool) {
+        let Some(error) = error else { return };
+        let unfit = is_unfit.then(|| Event::Unfit { peer, reason: error.clone() });
+        self.events.push(Event::Closed { peer, error });
+        self.events.extend(unfit);
     }
 
     /// Handles an event of the links.
@@ -241,6 +251,7 @@ impl Paths {
             | Event::Begun { .. }
             | Event::Room { .. }
             | Event::Refused { .. }
+            | Event::Unfit { .. }
             | Event::Broken { .. } => {}
         }
         self.events.push(event);
@@ -252,7 +263,7 @@ impl Paths {
             (Ok(_), Ok(landed)) => {
                 Offer::decode(landed.bytes()).ok_or_else(|| "its offer is cut".to_owned())
             }
-            (Err(PullError::Gone), _) => Err("it offers no shared memory".to_owned()),
+            (Err(PullError::Gone), _) => Err(NO_SHARED_MEMORY.to_owned()),
             (Err(why), _) => Err(format!("it does not say what it offers: {why}")),
             (Ok(_), Err(why)) => Err(why.to_string()),
         };

@@ -196,6 +196,7 @@ impl World {
                 Event::Pulled { pull, result } => self.ended(pull, result),
                 Event::Broken { reason } => panic!("{reason}"),
                 Event::Closed { .. }
+                | Event::Unfit { .. }
                 | Event::Connected(_)
                 | Event::Message { .. }
                 | Event::Begun { .. }

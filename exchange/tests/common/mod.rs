@@ -188,6 +188,18 @@ impl Node {
         self.events.iter().filter_map(message).collect()
     }
 
+    /// Why a peer has no path of the kind that has to be there.
+    pub(crate) fn unfit(&self, wanted: PeerId) -> Option<&str> {
+        self.events.iter().find_map(|event| {
+            if let Event::Unfit { peer, reason } = event
+                && *peer == wanted
+            {
+                return Some(reason.as_str());
+            }
+            None
+        })
+    }
+
     /// Why the links with `wanted` were closed.
     pub(crate) fn closed(&self, wanted: PeerId) -> Option<&str> {
         self.events.iter().find_map(|event| {

@@ -65,6 +65,7 @@ fn a_peer_without_shared_memory_is_pulled_by_tcp_or_refused_by_name() {
         said,
         "it offers no shared memory; run both on one machine, or without requiring shared memory (--exchange auto)"
     );
+    assert_eq!(strict.unfit(OWNER), Some(said), "what it lacks it will lack the next time, too");
     assert_eq!(strict.result(pull), Some(Err(PullError::PeerFailed)), "and its pulls before");
     assert!(!strict.is_connected(OWNER));
 }

@@ -112,6 +112,8 @@ fn a_peer_without_ucx_is_refused_by_name() {
         assert_eq!(strict.closed(OWNER), Some(said));
         assert_eq!(strict.result(pull), Some(Err(PullError::PeerFailed)), "and its pulls before");
         assert!(!strict.is_connected(OWNER));
+        // What it lacks it will lack the next time, too.
+        assert_eq!(strict.unfit(OWNER), Some(said).filter(|it| it.starts_with("it offers no UCX")));
         owner.tcp.publish(CARD, Arc::new(Buffer::zeroed(8192)));
     }
 }

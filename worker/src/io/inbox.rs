@@ -295,6 +295,7 @@ impl<P: Exchange> Io<P> {
                 }
             }
             Wire::Broken { reason } => self.shared.broke(&reason),
+            Wire::Unfit { peer, reason } => self.give_up(format!("{peer}: {reason}"), true),
             // Who is turned away tries again and again.
             Wire::Refused { from, reason }
                 if self.turned_away.len() >= MAX_REASONS_TOLD

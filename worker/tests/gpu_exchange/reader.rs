@@ -160,6 +160,7 @@ fn rows_come_whole(it: &mut Reader) {
         | Event::Closed { .. }
         | Event::Room { .. }
         | Event::Refused { .. }
+        | Event::Unfit { .. }
         | Event::Broken { .. } => false,
     };
     let told: Vec<_> = it.events.iter().filter(of_it).collect();

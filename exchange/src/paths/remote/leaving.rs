@@ -12,9 +12,9 @@ use std::time::{Duration, Instant};
 use super::pulls::Reading;
 use super::way::{Onward, Stage, Way};
 use super::{For, Remote};
-use crate::paths::Paths;
+use crate::paths::{NO_UCX, Paths};
 use crate::peer::PeerId;
-use crate::provider::{Event, Provider as _, PullError, PullId};
+use crate::provider::{Provider as _, PullError, PullId};
 use crate::tcp::Pull;
 use crate::ucx::{EndId, Flying};
 
@@ -211,9 +211,7 @@ impl Paths {
             let error = format!(
                 "{why}; run where both reach each other by UCX, or without requiring it (--exchange auto)"
             );
-            if is_linked {
-                self.events.push(Event::Closed { peer, error });
-            }
+            self.closed(peer, is_linked.then_some(error), why == NO_UCX);
         }
     }
 

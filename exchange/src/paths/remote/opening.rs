@@ -13,7 +13,7 @@ use super::way::{Key, Onward, Stage, Way};
 use super::{Asked, For, PATIENCE, Remote};
 use crate::buffer::Buffer;
 use crate::paths::copies::Better;
-use crate::paths::{Path, Paths};
+use crate::paths::{NO_UCX, Path, Paths};
 use crate::peer::{PeerId, Piece, RegionKey};
 use crate::provider::{Event, LandingId, Provider as _, PullError, PullId, PullRequest};
 use crate::shared::{ENTRY_BYTES, Found};
@@ -117,7 +117,7 @@ impl Paths {
         let landed = self.tcp.take(landing).map_err(|it| it.to_string());
         match result {
             Ok(_) => landed,
-            Err(PullError::Gone) => Err("it offers no UCX".to_owned()),
+            Err(PullError::Gone) => Err(NO_UCX.to_owned()),
             Err(why) => Err(format!("it does not say how its rows are read: {why}")),
         }
     }

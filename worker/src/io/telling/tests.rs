@@ -78,6 +78,7 @@ impl Side {
                 | Event::Begun { .. }
                 | Event::Room { .. }
                 | Event::Refused { .. }
+                | Event::Unfit { .. }
                 | Event::Broken { .. } => {}
             }
         }
