@@ -146,14 +146,15 @@ impl Ways {
             };
             let opens = matches!(what, What::Board(_));
             return Some(match way.take(what, descriptor) {
-                Ok(()) if opens => {
+                Ok(()) if opens => Answer::Open(peer),
+                Ok(()) => {
+                    // Before an arena is mapped no row has come.
                     if way.said != Some(Said::Open) {
                         tracing::info!("rows of {peer} come by shared memory");
                     }
                     (way.said, way.rest) = (Some(Said::Open), FIRST_REST);
-                    Answer::Open(peer)
+                    Answer::Arena
                 }
-                Ok(()) => Answer::Arena,
                 Err(error) => {
                     let elsewhere = matches!(
                         error.kind(),
@@ -280,7 +281,11 @@ impl Way {
                 *stage = Stage::Open { offer, board, arenas: BTreeMap::new() };
             }
             (What::Arena(number), Stage::Open { arenas, .. }) => {
-                arenas.insert(number, Some(Arc::new(Foreign::new(&descriptor)?)));
+                let arena = Foreign::new(&descriptor).map_err(|it| {
+                    let why = format!("an arena cannot be mapped ({it}); raise ulimit -v");
+                    io::Error::new(it.kind(), why)
+                })?;
+                arenas.insert(number, Some(Arc::new(arena)));
             }
             // An answer to a question of the way before it was shut.
             (

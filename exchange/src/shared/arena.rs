@@ -10,10 +10,14 @@
 use std::io;
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rustix::process::{Resource, getrlimit};
+
 use super::mapping::{Arena, Part};
 
 /// Shortest first arena that is tried where the machine refuses longer ones.
 const LEAST_BYTES: usize = 64 << 20;
+/// Of the addresses that a process may have an arena takes one part in this many.
+const SHARE_OF_ADDRESSES: usize = 64;
 
 /// See the module. Shared by all threads that take from it.
 #[derive(Debug)]
@@ -24,8 +28,11 @@ pub(crate) struct Arenas {
 
 impl Arenas {
     /// Makes the first arena at once, so that a process without shared memory fails here. Limits of
-    /// the process may make it shorter.
-    pub(crate) fn new(mut bytes: usize) -> io::Result<Self> {
+    /// the process may make it shorter: those who read it under the same limit map those of all their peers.
+    pub(crate) fn new(bytes: usize) -> io::Result<Self> {
+        let limit = getrlimit(Resource::As).current.and_then(|it| usize::try_from(it).ok());
+        let most = limit.map_or(bytes, |it| (it / SHARE_OF_ADDRESSES).max(LEAST_BYTES));
+        let mut bytes = bytes.min(most);
         loop {
             match Arena::new(bytes) {
                 Ok(it) => return Ok(Self { bytes, held: Mutex::new(vec![it]) }),

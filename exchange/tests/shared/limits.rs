@@ -37,6 +37,45 @@ fn a_limit_of_files_ends_no_process_and_its_rows_go_by_tcp() {
     assert_eq!(child.hear(), "Tcp");
 }
 
+#[test]
+#[ignore = "the child of other tests"]
+fn a_child_whose_addresses_are_few() {
+    let most = Some(40 << 30);
+    setrlimit(Resource::As, Rlimit { current: most, maximum: most }).expect("lower");
+    let [mut owner, mut reader] =
+        [OWNER, READER].map(|it| Node::on(config(it), Clock::system(), Sharing::Auto));
+    // Each has arenas, as long as those of workers.
+    let pools = [0, 1].map(|_| Pool::shared(32 << 30).expect("an arena"));
+    for (node, pool) in [&mut owner, &mut reader].into_iter().zip(&pools) {
+        node.tcp.publish(KEY, std::sync::Arc::new(pool.take(100_000)));
+    }
+    connect(&mut reader, &mut owner);
+    connect(&mut owner, &mut reader);
+    let both = [(READER, OWNER), (OWNER, READER)];
+    let landings = [&mut reader, &mut owner].map(|it| it.tcp.land(Buffer::zeroed(100_000)));
+    let whole = [(0, 0, 100_000)];
+    // The first ones may find the arenas on their way.
+    for _ in 0..1_000 {
+        let pulls = [
+            reader.pull(both[0].1, KEY, &whole, landings[0]),
+            owner.pull(both[1].1, KEY, &whole, landings[1]),
+        ];
+        until(&mut [&mut reader, &mut owner], |it| {
+            it[0].result(pulls[0]).is_some() && it[1].result(pulls[1]).is_some()
+        });
+        if [&reader, &owner].iter().all(|it| it.tcp.traffic().shared_bytes > 0) {
+            return say("both by shared memory");
+        }
+    }
+    say("not by shared memory");
+}
+
+#[test]
+fn who_has_few_addresses_has_short_arenas_which_its_peers_can_map() {
+    let mut child = Told::start("limits::a_child_whose_addresses_are_few");
+    assert_eq!(child.hear(), "both by shared memory");
+}
+
 /// Descriptors, mappings of shared memory, and threads of this process.
 fn held() -> [usize; 3] {
     let entries = |path| std::fs::read_dir(path).expect("it is ours").count();
