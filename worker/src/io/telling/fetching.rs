@@ -167,7 +167,15 @@ impl<P: Exchange> Shared<P> {
         }
         let (word, remote) = (fetch.word, fetch.bytes);
         let bytes = (word.bytes - remote).min(PART_BYTES);
-        let landed = fetch.begun.take().map_or_else(|| self.provider.land(bytes as usize), Ok);
+        // One that a former pull may still write takes no other.
+        let begun = fetch.begun.take().filter(|it| {
+            let is_free = !self.provider.is_busy(*it);
+            if !is_free {
+                self.provider.discard(*it);
+            }
+            is_free
+        });
+        let landed = begun.map_or_else(|| self.provider.land(bytes as usize), Ok);
         let state = match (self.id_of(from), landed) {
             (Some(id), Ok(landing)) => {
                 let pieces = vec![Piece { remote, local: 0, bytes }];

@@ -250,9 +250,9 @@ impl Net {
         }
     }
 
-    /// Whether a pull that is asked for again goes on where it stopped: not where a device writes what it likes.
+    /// Whether the landing of a pull is kept until it is asked for again. It may be busy then, where a device writes what it likes.
     pub(crate) fn resumes(&self) -> bool {
-        !self.rdma && !self.lasting
+        !self.rdma
     }
 
     /// Whose memory is read by RDMA where a process had its own: what came in its place.
