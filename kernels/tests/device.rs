@@ -125,6 +125,7 @@ fn memory_of_an_arena_is_read_through_its_descriptor_in_the_order_of_a_stream() 
 #[test]
 fn rooms_are_found_in_as_many_arenas_as_it_takes_and_read_when_they_are_written() {
     run("arenas::rooms", &[]);
+    run("arenas::a_room_in_what_is_left", &[("CADRE_EMULATED_MEMORY", "8388608")]);
 }
 
 #[test]

@@ -1,7 +1,9 @@
 //! Rows in memory that other processes may read: room that one owner fills, then parts that everybody reads.
 //!
 //! In: lengths. Out: a [`Room`] in an arena, written by copies and launches; of it [`Part`]s, whose clones share the memory until
-//! the last is dropped. Where no arena has room another is made, so rows of any length find a place while the GPU has memory.
+//! the last is dropped. Where no arena has room another is made, so rows of any length find a place while the GPU has memory. Arenas
+//! stay, since peers may have mapped them. The length of one is a power of two, so that rows that become longer step by step find
+//! room in those of before: all of them together are at most four times the longest room, or the room that is taken at once.
 //!
 //! ```text
 //! room ──copies are enqueued on streams──▶ early ──▶ parts: launches may be enqueued behind these copies
@@ -65,6 +67,12 @@ impl Rooms {
         &self.gpu
     }
 
+    /// Memory of the GPU that the arenas have.
+    pub fn len_bytes(&self) -> u64 {
+        let arenas = self.arenas.lock().unwrap_or_else(PoisonError::into_inner);
+        arenas.iter().map(|it| it.len_bytes() as u64).sum()
+    }
+
     /// A room of `bytes`, with unspecified content.
     ///
     /// # Errors
@@ -76,7 +84,12 @@ impl Rooms {
         if let Some(memory) = arenas.iter().find_map(|it| it.take(bytes).ok()) {
             return Ok(Room::of(memory));
         }
-        let arena = Arena::new(&self.gpu, self.arena_bytes.max(bytes) as usize)?;
+        let long = bytes.checked_next_power_of_two().unwrap_or(bytes).max(self.arena_bytes);
+        let arena = match Arena::new(&self.gpu, long as usize) {
+            // A short arena is better than none.
+            Err(Error::OutOfMemory { .. }) => Arena::new(&self.gpu, bytes as usize)?,
+            made => made?,
+        };
         let memory = arena.take(bytes)?;
         arenas.push(arena);
         Ok(Room::of(memory))

@@ -162,4 +162,22 @@ fn rooms() {
         let room = rooms.take(length).expect("another arena");
         assert!(room.memory().arena().number() > arena && room.len_bytes() == length);
     }
+
+    // Rooms that become longer step by step find room in those of before.
+    let rooms = Rooms::new(&gpu, 1 << 20);
+    let longest = 40 << 20;
+    for length in (2 << 20..=longest).step_by(1 << 20) {
+        rooms.take(length).expect("a room");
+    }
+    assert!(rooms.len_bytes() <= 4 * longest, "{} for {longest}", rooms.len_bytes());
+}
+
+#[test]
+#[ignore = "over an emulated GPU with little memory"]
+fn a_room_in_what_is_left() {
+    let rooms = Rooms::new(&gpu(), 64 << 20);
+    let room = rooms.take(4096).expect("a short arena is better than none");
+    assert_eq!(room.len_bytes(), 4096);
+    let error = rooms.take(16 << 20).unwrap_err();
+    assert!(error.is_out_of_memory(), "{error}");
 }
