@@ -110,7 +110,8 @@ int32_t cadre_backward_run(const cadre_gpu*, cadre_backward*, cadre_stream, cons
 uint64_t cadre_backward_bytes(const cadre_backward*);
 void cadre_backward_free(cadre_backward*);
 
-/* Memory of the GPU, for callers without a CUDA runtime. write and read copy from and to its beginning. */
+/* Memory of the GPU, for callers without a CUDA runtime. write and read copy to and from its beginning, and
+ * wait for the stream, so they are not for captures. */
 cadre_buffer* cadre_memory(const cadre_gpu*, uint64_t bytes);
 uint64_t cadre_memory_address(const cadre_buffer*);
 int32_t cadre_memory_write(const cadre_gpu*, cadre_buffer*, cadre_stream, const void* from, uint64_t bytes);

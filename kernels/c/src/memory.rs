@@ -35,7 +35,7 @@ pub unsafe extern "C" fn cadre_memory_address(memory: *const Buffer<u8>) -> u64 
     guard(0, || Ok(unsafe { given(memory, "memory") }?.address()))
 }
 
-/// Copies bytes of the host to its beginning; they have been read when this returns.
+/// Copies bytes of the host to its beginning, behind what the stream does; they are there when this returns.
 ///
 /// # Safety
 ///
@@ -56,6 +56,8 @@ pub unsafe extern "C" fn cadre_memory_write(
         let (stream, from) =
             unsafe { (Stream::foreign(gpu, stream), listed(from.cast::<u8>(), bytes, "from")?) };
         memory.write(&stream, 0, from)?;
+        // From pinned memory, which a caller may have, the driver reads later.
+        stream.wait()?;
         Ok(0)
     })
 }

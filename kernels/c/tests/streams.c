@@ -16,6 +16,7 @@ _Static_assert(CADRE_WINDOW(0xfffffffeu) == CADRE_CAUSAL && CADRE_WINDOW(-1) == 
 /* The driver's, and what the emulated one has for tests. */
 extern int cuDevicePrimaryCtxRetain(void**, int), cuCtxSetCurrent(void*), cuCtxGetCurrent(void**);
 extern int cuStreamCreate(void**, unsigned), cuMemsetD32Async(uint64_t, unsigned, size_t, void*);
+extern int cuMemHostAlloc(void**, size_t, unsigned), cuMemFreeHost(void*);
 extern int cuStreamBeginCapture_v2(void*, int), cuStreamEndCapture(void*, void**);
 extern int cuGraphInstantiateWithFlags(void**, void*, uint64_t), cuGraphLaunch(void*, void*);
 extern long cadre_emulated_events(void), cadre_emulated_frees(void);
@@ -143,6 +144,20 @@ static void two_streams(cadre_stream first, cadre_stream second, cadre_buffer* c
     cadre_workspace_free(workspace);
 }
 
+static void pinned(cadre_stream on) {
+    void *host, *context;
+    cadre_buffer* memory = cadre_memory(gpu, 64);
+    static char seven[64];
+    memset(seven, 7, sizeof seven);
+    must(cuDevicePrimaryCtxRetain(&context, 0) == 0 && cuCtxSetCurrent(context) == 0);
+    must(cuMemHostAlloc(&host, 64, 3) == 0);
+    memcpy(host, seven, 64);
+    must(cadre_memory_write(gpu, memory, on, host, 64) == 0);
+    memset(host, 0, 64);
+    say("bytes of pinned memory have been read when a write returns", holds(memory, on, seven, 64));
+    cuMemFreeHost(host), cadre_memory_free(memory);
+}
+
 static cadre_scratch* shared;
 static cadre_stream planners;
 static cadre_forward* larger;
@@ -192,7 +207,16 @@ static void captures(cadre_stream first, cadre_stream second, cadre_buffer* cons
     static char right[O_BYTES];
     must(plain != NULL && forward(plain, first, to[0]) == 0 && with_sinks(plain, first, to[0]) == 0);
     must(cadre_memory_read(gpu, to[0], first, right, O_BYTES) == 0 && memcmp(right, right_o, O_BYTES) != 0);
+    must(forward(plain, first, to[0]) == 0 && with_sinks(plain, second, to[0]) == 0);
+    say("sinks on another stream come behind the run", holds(to[0], second, right, O_BYTES));
     void *graph = NULL, *runs = NULL;
+    cadre_tensor none[5] = {{0, 0}};
+    must(cuStreamBeginCapture_v2((void*)second, 1) == 0);
+    int refused = cadre_forward_run(gpu, plan, second, none) != 0;
+    must(cuStreamEndCapture((void*)second, &graph) == 0);
+    cadre_forward* after = forward_plan(workspace, first, ROWS + 100);
+    say("a run that is refused in a capture leaves the workspace free", refused && after != NULL);
+    cadre_forward_free(after);
     must(cuStreamBeginCapture_v2((void*)second, 1) == 0);
     int put = forward(plan, second, to[1]) == 0 && with_sinks(plan, second, to[1]) == 0;
     put = cuStreamEndCapture((void*)second, &graph) == 0 && put;
@@ -230,6 +254,7 @@ int main(void) {
     must(back != NULL && backward(back, first, to[2]) == 0);
     must(cadre_memory_read(gpu, to[2], first, right_gradients, GRADIENTS) == 0);
     polls(first);
+    pinned(first);
     threads(first, second, to[0]);
     two_streams(first, second, to);
     captures(first, second, to);

@@ -272,9 +272,6 @@ impl ForwardPlan {
             return Ok(());
         }
         self.prepare_sinks(stream)?;
-        if !stream.records()? {
-            stream.wait_for(&self.made)?;
-        }
         let tiles = self.sink_tiles.as_ref().expect("it was just made");
         let mut parameters = SinkParameters {
             tasks: self.tasks.slice().place().0,
@@ -288,10 +285,14 @@ impl ForwardPlan {
         };
         let mut arguments = [(&raw mut parameters).cast::<c_void>()];
         let blocks = self.shape.blocks(self.gpu.processors() * 4, tiles.len() * 8 * heads.query);
-        // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
-        // freed wait for the launch.
-        unsafe {
-            self.batch.launch(stream, (self.gpu.kernel("cadre_sink"), blocks), &mut arguments)
-        }
+        // Behind the run, whatever the streams: it reads and writes what that wrote.
+        self.scratch.run(stream, |held| {
+            held.behind(&self.made)?;
+            // SAFETY: parameters as the kernel's head says; lists and rows were checked against the tensors, and buffers that are
+            // freed wait for the launch.
+            unsafe {
+                self.batch.launch(stream, (self.gpu.kernel("cadre_sink"), blocks), &mut arguments)
+            }
+        })
     }
 }

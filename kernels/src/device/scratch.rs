@@ -41,6 +41,8 @@ pub(super) struct Held<'a> {
     stream: &'a Stream,
     /// Whether the run is being recorded.
     records: bool,
+    /// Whether it has addresses.
+    given: bool,
     /// Whether the sums were cleared for this run because they were dirty.
     cleared: bool,
 }
@@ -97,6 +99,7 @@ impl<'a> Held<'a> {
     /// Addresses of room for these numbers of elements of parts of O, and of LSE.
     pub(super) fn parts(&mut self, numbers: [usize; 2]) -> Result<[u64; 2], Error> {
         self.inner.reserve_parts(numbers)?;
+        self.given = true;
         Ok([self.inner.part_o.address(), self.inner.part_lse.address()])
     }
 
@@ -110,6 +113,7 @@ impl<'a> Held<'a> {
             self.cleared = true;
         }
         self.inner.dirty = true;
+        self.given = true;
         Ok(self.inner.sums.address())
     }
 
@@ -190,13 +194,15 @@ impl Scratch {
     ) -> Result<(), Error> {
         let mut guard = self.lock();
         let records = stream.records()?;
-        let mut held = Held { inner: &mut guard, stream, records, cleared: false };
+        let mut held = Held { inner: &mut guard, stream, records, given: false, cleared: false };
         if let Some(last) = &held.inner.last {
             held.behind(last)?;
         }
         let done = put(&mut held);
+        let given = held.given;
         if records {
-            guard.recorded = true;
+            // A run that was refused before it had addresses left none in the graph.
+            guard.recorded |= given;
         } else {
             // This also covers a run that was enqueued in part, whose error comes first.
             let recorded = match &mut guard.last {
