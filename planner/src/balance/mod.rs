@@ -43,6 +43,7 @@ mod small;
 mod tails;
 mod tiles;
 mod together;
+mod twice;
 mod waiting;
 mod within;
 
@@ -102,7 +103,7 @@ pub fn plan_beside(problem: &Problem, reserve: u64) -> Result<Plan, Error> {
     }
     best_of(problem, |asked| {
         if !in_regions {
-            match made(problem, asked, digest) {
+            match twice::made(problem, asked, digest) {
                 Ok(plan) if fits(&plan) => return Ok(plan),
                 Ok(_) | Err(Error::SlotFull { .. }) => {}
                 Err(error) => return Err(error),
@@ -173,7 +174,7 @@ pub(crate) fn of_region(problem: &Problem) -> Result<Plan, Error> {
 
 /// The plan without limits: of all that keep the tolerance or a narrower one, the best.
 pub(crate) fn attempt(problem: &Problem, digest: u64) -> Result<Plan, Error> {
-    best_of(problem, |asked| made(problem, asked, digest))
+    best_of(problem, |asked| twice::made(problem, asked, digest))
 }
 
 /// The best of the plans that are made as if something else were asked for: less tolerance, and links that are equal. So what a
@@ -221,13 +222,6 @@ fn best_of(
         }
     }
     best.unwrap_or(Err(Error::NoSlot))
-}
-
-/// The plan without limits of a problem, made as if it were `asked`, which has the same work and slots.
-fn made(problem: &Problem, asked: &Problem, digest: u64) -> Result<Plan, Error> {
-    let mut bins = search(asked)?;
-    bins.problem = problem;
-    bins.into_plan(digest)
 }
 
 fn search(problem: &Problem) -> Result<Bins<'_>, Error> {

@@ -215,10 +215,10 @@ fn small_problems_are_near_their_optimum() {
 }
 
 /// One lane allows all that lanes which move together do, and heads apart besides: no plan of it is later by more than the
-/// thousandth that the search for the finish ends at, and seldom moves one more bytes. Of 360 drawn anew 3 did, by 5 to 17 %.
+/// thousandth that the search for the finish ends at, and none moves more bytes.
 #[test]
-fn heads_that_may_part_seldom_move_more_in_small_problems() {
-    let (mut late_ones, mut dear, mut logs, mut cases) = (Vec::new(), Vec::new(), 0.0, 0);
+fn heads_that_may_part_move_no_more_in_small_problems() {
+    let (mut worse, mut logs, mut cases) = (Vec::new(), 0.0, 0);
     for (first, count) in first_seeds("parts", 60, 120) {
         for seed in first..first + count {
             let problem = drawn(&sized(1_600, 12), seed, |_| true);
@@ -229,16 +229,14 @@ fn heads_that_may_part_seldom_move_more_in_small_problems() {
             logs += (apart.pulled.max(1) as f64 / together.pulled.max(1) as f64).ln();
             let is_late = late(&apart) > late(&together) + late(&together) / 1_000 + 1;
             let is_dear = late(&apart) >= late(&together) && apart.pulled > together.pulled;
-            for (list, is_so) in [(&mut late_ones, is_late), (&mut dear, is_dear)] {
-                list.extend(is_so.then(|| format!("seed {seed}: {apart:?} {together:?}")));
+            if is_late || is_dear {
+                worse.push(format!("seed {seed}: {apart:?} {together:?}"));
             }
         }
     }
     let mean = f64::exp(logs / f64::from(cases));
     println!("bytes of heads apart over those of heads together: {mean:.3} in the mean");
-    assert!(late_ones.is_empty(), "{} of {cases}:\n{}", late_ones.len(), late_ones.join("\n"));
-    let few = cases as usize / 20;
-    assert!(dear.len() <= few && mean < 1.0, "{} of {cases}:\n{}", dear.len(), dear.join("\n"));
+    assert!(worse.is_empty(), "{} of {cases}:\n{}", worse.len(), worse.join("\n"));
 }
 
 /// The first problem of a seed that is wanted.
