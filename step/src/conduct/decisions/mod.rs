@@ -118,6 +118,10 @@ pub struct Decisions {
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
     publishing: Option<Publishing>,
     published: BTreeMap<u64, Out>,
+    /// Steps that are over and not told yet: what some server did may still come. Each with the time until which it may.
+    telling: BTreeMap<u64, (Nanos, Out)>,
+    /// The end that is told behind them.
+    closing: Option<Ending>,
     /// Newest incarnation that was declared lost, by index of the server.
     lost: BTreeMap<u16, u32>,
     /// Since the last step that was over.
@@ -161,6 +165,8 @@ impl Decisions {
             lengths: BTreeMap::new(),
             publishing: None,
             published: BTreeMap::new(),
+            telling: BTreeMap::new(),
+            closing: None,
             lost: BTreeMap::new(),
             failovers: 0,
             failovers_so_far: failovers,
@@ -181,7 +187,8 @@ impl Decisions {
 
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let own = self.patience.into_iter().chain(self.standing_until);
+        let telling = self.telling.first_key_value().map(|it| it.1.0);
+        let own = self.patience.into_iter().chain(self.standing_until).chain(telling);
         self.machine.next_deadline().into_iter().chain(own).min()
     }
 
@@ -321,6 +328,7 @@ impl Decisions {
         }
         self.commanded = commands;
         self.fire(acts);
+        self.tell_over(acts);
         if self.patience.is_some_and(|it| it <= acts.now) {
             self.patience = None;
             self.proceed(acts);

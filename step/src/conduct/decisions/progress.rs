@@ -2,12 +2,17 @@
 //!
 //! In: the watermark, what workers tell of a step. Out: reports, in the order in which things happened.
 
-use cadre_protocol::{At, Filler, Fillers, Peer, TrainerId};
+use cadre_protocol::{At, Filler, Fillers, Nanos, Peer, TrainerId};
 
 use super::{Acts, Command, Decisions, FaultAt, Out, Over, Served};
 use crate::envelope::{ServerStep, StepDone};
 use crate::phases::Direction;
 use crate::planned::{PlannedStep, filler};
+
+/// Longest wait for what servers did in a step that is over.
+const REPORTS_WITHIN: Nanos = Nanos::from_millis(500);
+/// Most steps that wait so.
+const MAX_TELLING: usize = 8;
 
 impl Decisions {
     /// Tells the controller that a step has got to where a fault is to be fired.
@@ -67,26 +72,71 @@ impl Decisions {
         for step in steps.collect::<Vec<_>>() {
             self.over(acts, step);
         }
+        self.tell_all_over(acts);
     }
 
-    /// Reports a step that is over.
+    /// A step is over: it is told once all who fill its slots have said what they did, since that comes over other links than what
+    /// trainers say.
     fn over(&mut self, acts: &mut Acts<'_>, step: u64) {
-        if let Some(Out { planned, done, served, .. }) = self.published.remove(&step) {
-            acts.put(Command::Over(Box::new(Over {
-                planned,
-                done: done.into_values().collect(),
-                served: served.into_values().collect(),
-                failovers: std::mem::take(&mut self.failovers),
-                failovers_so_far: self.failovers_so_far,
-                steps: self.counts.steps.map(|it| it.1),
-            })));
+        if let Some(out) = self.published.remove(&step) {
+            self.telling.insert(step, (acts.now.after(REPORTS_WITHIN), out));
+            self.tell_over(acts);
+        }
+    }
+
+    /// Tells steps that are over, in order, as far as nothing is awaited of them; and the end of the job behind all.
+    pub(super) fn tell_over(&mut self, acts: &mut Acts<'_>) {
+        while let Some((_, (until, out))) = self.telling.first_key_value()
+            && (acts.now >= *until || self.telling.len() > MAX_TELLING || !self.awaits(out))
+        {
+            self.tell_first_over(acts);
+        }
+        if self.telling.is_empty()
+            && let Some(ending) = self.closing.take()
+        {
+            acts.put(Command::Ending(ending));
+        }
+    }
+
+    /// Tells all steps that are over, whatever is missing.
+    pub(super) fn tell_all_over(&mut self, acts: &mut Acts<'_>) {
+        while !self.telling.is_empty() {
+            self.tell_first_over(acts);
+        }
+    }
+
+    fn tell_first_over(&mut self, acts: &mut Acts<'_>) {
+        let Some((_, (_, out))) = self.telling.pop_first() else { return };
+        let Out { planned, done, served, .. } = out;
+        acts.put(Command::Over(Box::new(Over {
+            planned,
+            done: done.into_values().collect(),
+            served: served.into_values().collect(),
+            failovers: std::mem::take(&mut self.failovers),
+            failovers_so_far: self.failovers_so_far,
+            steps: self.counts.steps.map(|it| it.1),
+        })));
+    }
+
+    /// Whether somebody who fills a slot of a step, and is there, has not said yet what it did.
+    fn awaits(&self, out: &Out) -> bool {
+        let fillers = out.planned.header.fillers.iter().flatten();
+        let mut executors = fillers.filter_map(|it| filler(it).executor());
+        executors.any(|it| !out.served.contains_key(&it) && !self.is_gone(it))
+    }
+
+    fn is_gone(&self, peer: Peer) -> bool {
+        match peer {
+            Peer::Trainer(id) => self.left.contains(&id.0),
+            Peer::Server(_) => self.has_lost(peer) || !self.hears(peer),
         }
     }
 
     /// What a server did. Every trainer has an in-place server; counted are those that the step's slots name, and those that took
     /// work of lost ones.
     pub(super) fn server_step(&mut self, acts: &mut Acts<'_>, by: Peer, did: ServerStep) {
-        let Some(out) = self.published.get_mut(&did.step) else { return };
+        let late = self.telling.get_mut(&did.step).map(|it| &mut it.1);
+        let Some(out) = self.published.get_mut(&did.step).or(late) else { return };
         let tables = if did.tasks == 0 { &[][..] } else { out.tables.as_slice() };
         match slot_of(&out.planned, tables, by) {
             Some(slot) => {
@@ -98,6 +148,7 @@ impl Decisions {
                 did.step
             )),
         }
+        self.tell_over(acts);
     }
 }
 

@@ -50,6 +50,15 @@ impl Decisions {
     /// No step follows: every trainer is told.
     pub(super) fn close(&mut self, acts: &mut Acts<'_>, ending: Ending) {
         self.ending.get_or_insert_with(|| ending.clone());
-        acts.put(Command::Ending(ending));
+        if let Ending::Failed { .. } = ending {
+            self.tell_all_over(acts);
+        }
+        // Who has heard of the end leaves, and tells nobody of steps any more.
+        if self.telling.is_empty() {
+            self.closing = None;
+            acts.put(Command::Ending(ending));
+        } else {
+            self.closing = Some(ending);
+        }
     }
 }

@@ -4,6 +4,7 @@
 
 mod headers;
 mod job;
+mod reports;
 
 use cadre_planner::{DocumentId, Stretch};
 use conductor::Command as Commanded;

@@ -28,6 +28,8 @@ pub(super) struct Job {
     pub(super) forgets: bool,
     /// How often the machine of the protocol has ended the job.
     pub(super) ended: usize,
+    /// How often all were told that no step follows.
+    pub(super) told_the_end: usize,
 }
 
 enum Wanted {
@@ -73,6 +75,7 @@ impl Job {
             over: Vec::new(),
             forgets: false,
             ended: 0,
+            told_the_end: 0,
         }
     }
 
@@ -127,6 +130,7 @@ impl Job {
                 Command::Over(over) => self.over.push(*over),
                 Command::ForgetGone => self.forgets = true,
                 Command::End(_) => self.ended += 1,
+                Command::Ending(_) => self.told_the_end += 1,
                 _ => {}
             }
         }
