@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 
 use cadre_crds::manifest::{self, Manifests};
 use cadre_crds::validate::{self, Refusal};
-use cadre_crds::{AttentionPool, TrainingJob};
+use cadre_crds::{AttentionPool, OnPoolLoss, TrainingJob};
 use cadre_supervisor::{
     self, Attempt, Interrupt, Level, Limits, Outcome, RunConfig, RunError, RunEvent,
 };
@@ -152,12 +152,20 @@ fn prepare(options: &RunOptions) -> Result<Prepared, Failure> {
     if let Some(headers) = &options.headers {
         is_text("--headers", headers, "name a file that is")?;
         let log = cadre_worker::headers::read(headers);
-        let covered = log.and_then(|log| match steps {
+        let log = log.map_err(|error| refused(error.to_string()))?;
+        if let Some(steps) = steps {
             // A run that goes on needs those from its checkpoint on, wherever that is.
-            Some(steps) => log.covers(if options.resume { steps - 1 } else { 0 }..steps),
-            None => Ok(()),
-        });
-        covered.map_err(|error| refused(error.to_string()))?;
+            let covered = log.covers(if options.resume { steps - 1 } else { 0 }..steps);
+            covered.map_err(|error| refused(error.to_string()))?;
+        }
+        // Where trainers may take their work over, they do.
+        let waits = job.spec.attention.on_pool_loss != OnPoolLoss::Local;
+        if let Some(step) = log.needs_servers().filter(|_| !pooled && waits) {
+            return Err(refused(format!(
+                "--headers {}: step {step} was planned for dedicated servers, and this run has none; leave out --attention local, or give spec.replicas of the pool",
+                headers.display()
+            )));
+        }
     }
     let name = job.metadata.name.clone().expect("manifests without a name are refused");
     let out = options.out.clone().unwrap_or_default();

@@ -35,6 +35,21 @@ fn headers_give_the_bits_of_attention_in_place_again() {
     replay(Job { servers: 1, ..job }, &[], Job { servers: 2, ..job });
 }
 
+/// It would wait for servers that nobody starts.
+#[test]
+fn headers_of_dedicated_servers_are_refused_where_none_will_be_there() {
+    let place = Place::new();
+    place.bits("first", JOB, &[]);
+    let headers = place.path("first").join("headers.jsonl").display().to_string();
+    let in_place = Job { servers: 0, in_place: true, ..JOB };
+    for (job, args) in [(JOB, &["--attention", "local"][..]), (in_place, &[])] {
+        let run = place.run("again", job, &[&["--headers", &headers], args].concat());
+        assert_eq!(run.code, Some(2), "{}", run.said);
+        let said = "step 0 was planned for dedicated servers, and this run has none; leave out --attention local";
+        assert!(run.said.contains(said), "{}", run.said);
+    }
+}
+
 /// The log goes on in the second attempt where the checkpoint is that it began with.
 #[test]
 fn headers_of_a_job_that_restarted_give_its_bits_again() {

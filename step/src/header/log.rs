@@ -109,6 +109,12 @@ impl Log {
         }
     }
 
+    /// The first step that was planned for dedicated servers, too.
+    pub fn needs_servers(&self) -> Option<u64> {
+        let dedicated = |it: &Slot| it.home.is_none() && !it.is_standby();
+        self.headers.iter().find(|it| it.slots.iter().any(dedicated)).map(|it| it.step)
+    }
+
     /// The recorded slots of a step, if it is there.
     pub fn slots(&self, step: u64) -> Option<&[Slot]> {
         self.of(step).map(|it| &it.slots[..])
