@@ -312,3 +312,34 @@ fn a_slow_link_that_is_told_is_counted_and_spared() {
     let lost = slow["lost"][0]["seconds_planned_anew"].as_f64().unwrap();
     assert!(lost > dedicated(&slow), "{slow}");
 }
+
+/// A requirement alone is waived where what it asks for cannot be there.
+#[test]
+fn options_of_a_job_are_refused_beside_a_workload_or_a_table() {
+    let both = [
+        ("--profile", "h200-hopper"),
+        ("--model", "8b"),
+        ("--layers", "full"),
+        ("--tokens", "5"),
+        ("--cap", "4"),
+        ("--nano-batches", "2"),
+        ("--memory-gib", "3"),
+    ];
+    let of_plan = [("--nodes", "4"), ("--lengths", "l.json")];
+    let of_simulate = [("--lanes", "3"), ("--servers", "7"), ("--lose", "1"), ("--slow-nic", "9")];
+    let plan = ["plan", "--workload", "w.json"];
+    let simulate = ["simulate", "--table", "churn", "--lengths", "l.json"];
+    let planned = both.iter().chain(&of_plan).map(|it| (&plan[..], it));
+    let simulated = both.iter().chain(&of_simulate).map(|it| (&simulate[..], it));
+    for (command, (name, value)) in planned.chain(simulated) {
+        let (code, _, said) = cadre(Path::new("."), &[command, &[name, value]].concat());
+        assert!(code == Some(2) && said.contains(name), "{command:?} {name}: {said}");
+    }
+}
+
+#[test]
+fn nodes_too_few_for_the_longest_sequences_are_refused_by_the_option() {
+    let words = ["--table", "ours", "--lengths", "l.json", "--nodes", "8,4"];
+    let (code, _, said) = simulated(Path::new("."), &words);
+    assert!(code == Some(2) && said.contains("--nodes") && said.contains("8.."), "{said}");
+}

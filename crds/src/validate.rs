@@ -126,6 +126,9 @@ pub fn job(job: &TrainingJob) -> Result<(), Refusal> {
         return refuse("spec.attention.poolRef.name", "is empty", "name an AttentionPool");
     }
     within("spec.attention.share", spec.attention.share, 1, 1000)?;
+    if let Some(servers) = spec.attention.servers {
+        within("spec.attention.servers", servers, 1, MAX_WORKERS)?;
+    }
     positive("spec.attention.poolWaitSeconds", spec.attention.pool_wait_seconds)?;
     let memory = spec.attention.in_place_memory_mebibytes;
     within("spec.attention.inPlaceMemoryMebibytes", memory, 1, 16_777_216)?;

@@ -36,11 +36,11 @@ pub(crate) struct RunOptions {
     #[arg(long, value_name = "DIR")]
     pub(crate) data: Option<PathBuf>,
     /// Memory of each trainer for rows of others, as it serves in place or stands by.
-    #[arg(long, value_name = "MIB")]
+    #[arg(long, value_name = "MIB", value_parser = up_to::<16_777_216>)]
     pub(crate) memory_mib: Option<NonZeroU32>,
     /// Time without a call although it is its turn after which a trainer stands still, and the attempt ends; above
     /// spec.failurePolicy.suspectAfterSeconds. Default: what the job's spec.failurePolicy.stalledAfterSeconds says.
-    #[arg(long, value_name = "SECONDS")]
+    #[arg(long, value_name = "SECONDS", value_parser = up_to::<86_400>)]
     pub(crate) stalled_after_seconds: Option<NonZeroU32>,
     /// Calibration that plans are made with: a file of `cadre calibrate`, or h200-hopper, h100-hopper or h200-fa2;
     /// default: what the job's spec.attention.profile says, or nominal costs. A file may also say where the job's workers are
@@ -51,7 +51,7 @@ pub(crate) struct RunOptions {
     /// the job's spec.attention.tolerance says, or 1.002.
     #[arg(long, value_name = "RATIO")]
     pub(crate) tolerance: Option<Tolerance>,
-    /// Directory for results; default: the next free one of runs/JOB, runs/JOB-2, …
+    /// Directory for results, by default runs/JOB. Where a run has finished, the next free one of DIR-2, DIR-3, … is taken.
     #[arg(long, value_name = "DIR")]
     pub(crate) out: Option<PathBuf>,
     /// Print one JSON object a line.
@@ -86,6 +86,12 @@ pub(crate) struct RunOptions {
     pub(crate) no_replace: bool,
 }
 
+/// A number from 1 to `MOST`, as the field for which an option stands.
+fn up_to<const MOST: u32>(text: &str) -> Result<NonZeroU32, String> {
+    let number = text.parse().ok().filter(|it: &NonZeroU32| it.get() <= MOST);
+    number.ok_or_else(|| format!("write a number from 1 to {MOST}"))
+}
+
 /// A job, and what is known of it beside its manifests.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct JobOptions {
@@ -118,7 +124,7 @@ pub(crate) struct JobOptions {
     pub(crate) nano_batches: Option<NonZeroU32>,
     /// Speed of each slot, 100 the nominal one. With -f: of the servers that the pool asks for, then of the trainers in place;
     /// those left out are nominal.
-    #[arg(long, value_delimiter = ',', value_name = "W,…")]
+    #[arg(long, value_delimiter = ',', value_name = "W,…", value_parser = clap::value_parser!(u32).range(..=10_000))]
     pub(crate) weights: Vec<u32>,
     /// With -f: memory of a server for rows and results, all lanes together.
     #[arg(long, value_name = "GIB", requires = "files", value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
@@ -129,7 +135,15 @@ pub(crate) struct JobOptions {
 #[derive(Args, Clone, Debug)]
 pub(crate) struct PlanOptions {
     /// Lengths of documents and the ranks that they fill, as JSON.
-    #[arg(long, value_name = "FILE", required_unless_present = "files", conflicts_with = "files")]
+    // A requirement is waived where what it asks for cannot be there, so options of a job are named here, too.
+    #[arg(
+        long,
+        value_name = "FILE",
+        required_unless_present = "files",
+        conflicts_with_all = [
+            "files", "profile", "model", "layers", "tokens", "cap", "nano_batches", "memory_gib", "nodes", "lengths"
+        ]
+    )]
     pub(crate) workload: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) job: JobOptions,

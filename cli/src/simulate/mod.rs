@@ -67,8 +67,7 @@ pub(crate) fn simulate(options: &SimulateOptions) -> Result<String, SimulateErro
             (text + &more, ("published", figures::published(set, &rows)))
         }
         TableKind::Ours => {
-            let nodes: Vec<u16> = options.nodes.iter().map(|it| it.get()).collect();
-            let rows: Result<Vec<_>, _> = ours::settings(&nodes)
+            let rows: Result<Vec<_>, _> = ours::settings(&options.nodes)
                 .into_iter()
                 .map(|it| ours::row(it, set, &lengths, seed, batches))
                 .collect();

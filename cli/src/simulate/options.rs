@@ -18,7 +18,11 @@ pub(crate) struct SimulateOptions {
         long,
         value_enum,
         required_unless_present = "files",
-        conflicts_with_all = ["files", "tolerance", "weights"]
+        // As for the workload of `cadre plan`.
+        conflicts_with_all = [
+            "files", "tolerance", "weights", "profile", "model", "layers", "tokens", "cap", "nano_batches", "memory_gib",
+            "lanes", "servers", "lose", "slow_nic", "fsdp"
+        ]
     )]
     pub(crate) table: Option<TableKind>,
     #[command(flatten)]
@@ -51,15 +55,16 @@ pub(crate) struct SimulateOptions {
     /// Batches of a row; times are their mean.
     #[arg(long, default_value = "4", conflicts_with = "files")]
     pub(crate) batches: NonZeroU16,
-    /// Nodes of eight processors, for `ours`.
+    /// Nodes of eight processors, for `ours`: 8 and more, so that its longest sequences fit.
     #[arg(
         long,
         value_delimiter = ',',
         default_value = "8,16,32,64",
         value_name = "N,…",
-        conflicts_with = "files"
+        conflicts_with = "files",
+        value_parser = clap::value_parser!(u16).range(8..)
     )]
-    pub(crate) nodes: Vec<NonZeroU16>,
+    pub(crate) nodes: Vec<u16>,
     /// Most slots, for `scale`, which begins with 64.
     #[arg(long, default_value = "8192", conflicts_with = "files", value_parser = clap::value_parser!(u32).range(64..))]
     pub(crate) slots: u32,
