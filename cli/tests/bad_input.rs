@@ -88,6 +88,8 @@ fn bad_manifests_are_refused() {
     check(other, &["--steps=2"], "--steps is for cadre train, and the job's trainer is bash");
     check(manifest("--model=tiny", "--model=huge"), &[], "TrainingJob j: spec.template.spec");
     let uneven = manifest("{poolRef: {name: p}}", "{poolRef: {name: p}, tolerance: '3'}");
+    let none = manifest("{poolRef: {name: p}}", "{poolRef: {name: p}, servers: 0}");
+    check(none, &[], "spec.attention.servers");
     check(uneven, &[], "spec.attention.tolerance is `3`; write a ratio from 1 to 2");
     let alone = "--exchange is node for trainers, auto for servers; say the same in both";
     check(manifest("--model=tiny", "--exchange=node"), &[], alone);
@@ -152,6 +154,8 @@ fn bad_data_is_refused() {
     let said = "a.jsonl:1: token 1 (from 0) is 999, and the model has 512 tokens, 0 to 511; give --vocab-size 1000";
     check(tokens, &[], said);
     check(|_| (), &["--data", "nowhere"], "nowhere");
+    check(|_| (), &["--stalled-after-seconds", "86401"], "write a number from 1 to 86400");
+    check(|_| (), &["--memory-mib", "16777217"], "write a number from 1 to 16777216");
     check(|_| (), &["--data", "m.yaml"], "m.yaml");
     let looped = |folder: &Path| std::os::unix::fs::symlink("..", folder.join("data/up")).unwrap();
     check(looped, &[], "data/up");
@@ -319,6 +323,28 @@ fn a_doctor_reads_the_exchange_of_another_program() {
     assert_eq!(code, Some(2), "{stderr}");
     let expected = "TrainingJob j: CADRE_EXCHANGE is rdma; write auto, tcp, shm or ucx";
     assert!(stderr.contains(expected), "{stderr}");
+}
+
+#[test]
+fn a_doctor_refuses_the_exchange_that_a_run_refuses() {
+    let required =
+        MANIFEST.replace("poolRef: {name: p}", "poolRef: {name: p}, encryption: Required");
+    let of_trainers = |manifest: &str, way: &str| {
+        manifest.replace("--model=tiny", &format!("--model=tiny, --exchange={way}"))
+    };
+    let rows_of_f32 = of_trainers(MANIFEST, "node");
+    let in_the_clear = of_trainers(&required, "ucx");
+    for text in [&rows_of_f32, &in_the_clear] {
+        let said =
+            [&["doctor", "-f", "m.yaml"][..], &["run", "-f", "m.yaml", "--out", "o"]].map(|args| {
+                let folder = place();
+                fs::write(folder.path().join("m.yaml"), text).unwrap();
+                cadre(folder.path(), args)
+            });
+        for (code, said) in said {
+            assert!(code == Some(2) && said.contains("TrainingJob j: --exchange is "), "{said}");
+        }
+    }
 }
 
 /// A controller of an earlier build would leave out what it does not know.

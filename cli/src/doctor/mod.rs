@@ -109,6 +109,8 @@ fn asked(files: &[PathBuf]) -> Result<Asked, DeclaredError> {
         return Ok(Asked { trainers: 1, exchange, engine: auto, encryption: None });
     }
     let Declared { job, trainer, server, .. } = declared(files)?;
+    exchange::check_exchange(&job, trainer.as_ref(), server.as_ref())
+        .map_err(|it| refused(&job, it))?;
     let trained = match trainer {
         Some(it) => (it.engine, it.process.exchange),
         None => (auto[0], exchange::of_another(&job).map_err(|it| refused(&job, it))?),

@@ -32,7 +32,7 @@ fn go_together(one: ExchangeChoice, other: ExchangeChoice) -> bool {
 }
 
 /// Refuses an exchange that the workers, or the rows of the job, are not for.
-pub(super) fn check_exchange(
+pub(crate) fn check_exchange(
     job: &TrainingJob,
     trainer: Option<&TrainOptions>,
     server: Option<&ServeOptions>,
@@ -91,7 +91,8 @@ pub(super) fn check_exchange(
         return refuse("--gpu", &problem, "say the same in both, or --exchange tcp");
     }
     let design = Design::from(trainer.model.clone());
-    let (_, stack) = design.build().expect("its arguments were checked");
+    // Others refuse a model that is none.
+    let Ok((_, stack)) = design.build() else { return Ok(()) };
     let core = stack.core();
     let mut dims = (0..core.count()).map(|it| (usize::from(it), core.kind_of(it.into()).heads.dim));
     if let Some((core, dim)) = dims.find(|it| !is_gpu_head_dim(it.1.into())) {
