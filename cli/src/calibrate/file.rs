@@ -21,14 +21,19 @@ pub(super) struct File {
 }
 
 impl File {
-    pub(super) fn new(path: &Path) -> Self {
+    /// Looks at the path before anything is measured.
+    pub(super) fn new(path: &Path) -> Result<Self, CalibrateError> {
+        if path.is_dir() {
+            let source = std::io::ErrorKind::IsADirectory.into();
+            return Err(CalibrateError::Unwritable { path: path.into(), source });
+        }
         let is_whole = |text: Vec<u8>| {
             serde_json::from_slice::<Profile>(&text).is_ok_and(|it| it.partial.is_none())
         };
         let path = std::fs::canonicalize(path).unwrap_or_else(|_| path.into());
         let is_replaced = std::fs::metadata(&path).map_or(true, |it| it.is_file());
         let grows = is_replaced && !std::fs::read(&path).is_ok_and(is_whole);
-        Self { path, is_replaced, grows }
+        Ok(Self { path, is_replaced, grows })
     }
 
     /// Writes the unfinished calibration, of which `rows` rows of all tables were measured.
@@ -75,12 +80,12 @@ mod tests {
         };
         let first = Profile::builtin("h200-fa2").expect("it ships");
         let second = Profile { task_nanoseconds: 77, ..first.clone() };
-        let file = File::new(&path);
+        let file = File::new(&path).expect("no directory");
         file.write_partial(&first, 1, 8).expect("there is room");
         assert_eq!(read().partial.as_deref(), Some("1 of 8 rows of its tables are measured"));
         file.write(&first).expect("there is room");
         assert_eq!(read(), first);
-        let file = File::new(&path);
+        let file = File::new(&path).expect("no directory");
         file.write_partial(&second, 7, 8).expect("nothing is written");
         assert_eq!(read(), first);
         file.write(&second).expect("there is room");
@@ -95,7 +100,7 @@ mod tests {
         let link = folder.path().join("link");
         std::os::unix::fs::symlink("/dev/null", &link).expect("a link");
         let profile = Profile::builtin("h200-fa2").expect("it ships");
-        let file = File::new(&link);
+        let file = File::new(&link).expect("no directory");
         file.write_partial(&profile, 1, 8).expect("nothing is written");
         file.write(&profile).expect("it takes everything");
         let file_type = std::fs::metadata("/dev/null").expect("it is there").file_type();

@@ -46,6 +46,8 @@ pub(crate) enum CalibrateError {
     Profile(#[from] ProfileError),
     #[error("cannot write {}: {source}", path.display())]
     Unwritable { path: PathBuf, source: std::io::Error },
+    #[error("--linear-tflops is a GPU's, and attention is measured on the CPU; leave it out")]
+    LinearOnCpu,
 }
 
 /// Where attention is measured.
@@ -76,11 +78,15 @@ impl Place {
 
 /// Measures; returns what to print.
 pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateError> {
+    let file = options.out.as_deref().map(File::new).transpose()?;
     let threads = cadre_kernels::Threads(options.threads);
     let which = options.gpu.map_or_else(WhichGpu::default, |it| WhichGpu::Number(it.into()));
     let engine =
         Engine::choose_on(which, options.engine.into(), threads).map_err(CalibrateError::NoGpu)?;
     eprintln!("attention is measured on {}", engine.description());
+    if options.linear_tflops.is_some() && engine.gpu().is_none() {
+        return Err(CalibrateError::LinearOnCpu);
+    }
     let place = match engine.gpu() {
         Some(gpu) => Place::Gpu(gpu.clone()),
         None => Place::Cpu(threads),
@@ -121,7 +127,6 @@ pub(crate) fn calibrate(options: &CalibrateOptions) -> Result<String, CalibrateE
         places: Vec::new(),
         unreachable: Vec::new(),
     };
-    let file = options.out.as_deref().map(File::new);
     let dims: Vec<_> = options.head_dim.iter().map(|it| it.get()).collect();
     measure(&dims, &place, &mut profile, file.as_ref())?;
     profile.check()?;
