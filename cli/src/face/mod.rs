@@ -9,8 +9,9 @@ mod json;
 mod live;
 mod table;
 
-use std::io::{IsTerminal, Write as _};
+use std::io::{ErrorKind, IsTerminal, Write as _};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cadre_supervisor::{Level, RunEvent, StepRecord};
 
@@ -122,10 +123,16 @@ fn restart(number: u32, first_step: u64) -> String {
     format!("attempt {number} of the trainers goes on from step {first_step}")
 }
 
-/// Prints a line; that nobody reads it must not end the training.
+/// Prints a line; that nobody reads it must not end the training. That it cannot be kept is said once.
 fn say(line: &str) {
+    static IS_TOLD: AtomicBool = AtomicBool::new(false);
     let mut stdout = std::io::stdout().lock();
-    let _ = writeln!(stdout, "{line}").and_then(|()| stdout.flush());
+    if let Err(error) = writeln!(stdout, "{line}").and_then(|()| stdout.flush())
+        && error.kind() != ErrorKind::BrokenPipe
+        && !IS_TOLD.swap(true, Ordering::Relaxed)
+    {
+        note(Level::Warning, &format!("what this run says on stdout is lost: {error}"));
+    }
 }
 
 fn note(level: Level, text: &str) {
