@@ -82,6 +82,42 @@ def number(task: dict, field: str, at: int, end: int) -> int:
     return value
 
 
+def whole(case: dict) -> None:
+    """Refuses a case that cannot be: rows at no rank or at two, places that are not there."""
+    try:
+        heads, ranks = case["heads"], len(case["ranks"])
+        held: dict[int, list[Interval]] = {}
+        for stretches in case["ranks"]:
+            for it in stretches:
+                start, end = it["rows"]
+                held.setdefault(it["doc"], []).append((start, end))
+        rows = [it["rows"] for it in case["documents"]]
+        slots = [(it["weight"], it["home"]) for it in case["slots"]]
+        query, kv, lanes, rates = heads["query"], heads["kv"], case["lanes"], case["rates"]
+    except (KeyError, TypeError, ValueError) as error:
+        raise RefusedError(f"the case is not as README.md says: {error!r}") from error
+    for document, count in enumerate(rows):
+        end = 0
+        for start, stop in sorted(held.pop(document, [])):
+            if start != end or stop <= start:
+                raise RefusedError(f"the case: row {min(start, end)} of document {document} is at no rank, or at two")
+            end = stop
+        if end != count:
+            raise RefusedError(f"the case: row {end} of document {document} is at no rank, or it has {count} rows")
+    if held or not rows:
+        raise RefusedError(f"the case has {len(rows)} documents, and ranks have rows of {sorted(held)}")
+    for slot, (weight, home) in enumerate(slots):
+        if weight < 0 or not (home is None or (type(home) is int and 0 <= home < ranks)):
+            raise RefusedError(f"the case: slot {slot} has weight {weight} and home {home}; there are {ranks} ranks")
+    if all(weight == 0 for weight, _ in slots):
+        raise RefusedError("the case: no slot has a weight")
+    if min(query, kv, lanes) < 1 or query % kv:
+        raise RefusedError(f"the case has {query} query heads, {kv} KV heads, {lanes} lanes")
+    places = ranks + sum(home is None for _, home in slots)
+    if rates and (len(rates) != places or min(rates) <= 0):
+        raise RefusedError(f"the case has {len(rates)} rates for {places} places; each is above 0")
+
+
 # By slot and document, by KV head: query rows.
 Held = dict[tuple[int, int], dict[int, list[Interval]]]
 

@@ -47,7 +47,10 @@ def filled(name: str, rank_rows: int, ranks: int, draw: Iterator[int]) -> Length
 
 def recorded(folder: Path) -> Iterator[Lengths]:
     """Workload files as `cadre plan --workload` reads them."""
-    for path in sorted(folder.glob("*.json")):
+    files = sorted(folder.glob("*.json"))
+    if not files:
+        raise SystemExit(f"{folder} has no workload files (.json)")
+    for path in files:
         it = json.loads(path.read_text())
         documents = [rows for one in it["ranks"] for rows in one]
         yield Lengths(it["name"], it["tokens_per_rank"], it["num_ranks"], documents)

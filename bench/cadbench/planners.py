@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from check import keys_of, pairs_before
+from check import RefusedError, keys_of, pairs_before
 
 TILE = 128
 TIMEOUT_S = 600
@@ -211,7 +211,10 @@ def program(command: str) -> Planner:
             of.write_text(json.dumps(case))
             words = [it.format(case=of, plan=to) for it in shlex.split(command)]
             run(words)
-            return json.loads(to.read_text())
+            try:
+                return json.loads(to.read_text())
+            except (OSError, ValueError) as error:
+                raise RefusedError(f"it wrote no plan: {error}") from error
 
     return plan
 

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import cases as made
 import planners
-from check import RefusedError, Score, score
+from check import RefusedError, Score, score, whole
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -73,13 +73,16 @@ def compared(of: list[dict], peer: str) -> str:
 def main() -> None:
     options = arguments()
     if options.check:
-        case, plan = (json.loads(path.read_text()) for path in options.check)
         try:
+            case, plan = (json.loads(path.read_text()) for path in options.check)
+            whole(case)
             print(json.dumps(asdict(score(case, plan))))
-        except RefusedError as error:
+        except (RefusedError, OSError, ValueError) as error:
             sys.exit(f"refused: {error}")
         return
     chosen = [it for it in made.cases(options.seed, options.workloads) if options.case in it["name"]]
+    if not chosen:
+        sys.exit(f"no case is named {options.case!r}; --write lists all")
     if options.write:
         options.write.mkdir(parents=True, exist_ok=True)
         for at, it in enumerate(chosen):

@@ -14,7 +14,7 @@ from pathlib import Path
 import cases
 import lengths
 import planners
-from check import RefusedError, keys_of, pairs_before, score
+from check import RefusedError, keys_of, pairs_before, score, whole
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +54,34 @@ class Checker(unittest.TestCase):
             score(small(lanes=8, slots=3), right)
         with self.assertRaisesRegex(RefusedError, "slot 0 is out"):
             score(cases.without(case, [0]), right)
+
+    def test_a_case_that_cannot_be_is_refused(self) -> None:
+        right = small(slots=3)
+        whole(right)
+        whole(small())
+
+        def refused(expected: str, change: object) -> None:
+            case = copy.deepcopy(right)
+            change(case)
+            with self.assertRaisesRegex(RefusedError, expected):
+                whole(case)
+
+        refused("at no rank", lambda it: it["ranks"][1].pop())
+        refused("at two", lambda it: it["ranks"][1].append(it["ranks"][0][0]))
+        refused("rows of", lambda it: it["ranks"][1].append({"doc": 2, "rows": [0, 1]}))
+        refused("home -1", lambda it: it["slots"][0].update(home=-1))
+        refused("home 9", lambda it: it["slots"][0].update(home=9))
+        refused("weight -1", lambda it: it["slots"][0].update(weight=-1))
+        refused("no slot has a weight", lambda it: [slot.update(weight=0) for slot in it["slots"]])
+        refused("33 query heads", lambda it: it["heads"].update(query=33))
+        refused("0 lanes", lambda it: it.update(lanes=0))
+        refused("rates for", lambda it: it.update(rates=[1]))
+        refused("as README.md says", lambda it: it.pop("slots"))
+
+    def test_a_program_that_writes_no_plan_is_refused(self) -> None:
+        for command in ["true", "sh -c 'echo no > {plan}'"]:
+            with self.assertRaisesRegex(RefusedError, "it wrote no plan"):
+                planners.program(command)(small())
 
     def test_scores_are_what_one_counts_by_hand(self) -> None:
         case = small(lanes=8)
