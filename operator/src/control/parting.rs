@@ -13,14 +13,11 @@ use kube::runtime::reflector::ObjectRef;
 
 use super::figures::tell_job;
 use super::service::Service;
-use crate::told::last_words;
+use super::words::last_words;
 use crate::triggers::Key;
 
 /// Longest wait for a status, which the API server may refuse: less than a worker waits for its farewell (5 s).
-const WITHIN: Duration = Duration::from_secs(4);
-
-/// Since when who waits, and for which job.
-pub(super) type Parting = Vec<(Instant, Key, Link)>;
+const LAST_FIGURES_WITHIN: Duration = Duration::from_secs(4);
 
 impl Service {
     /// The conductor of an attempt says its last word.
@@ -53,7 +50,7 @@ impl Service {
     /// Lets those go whose last figures are written.
     pub(super) fn part_heard(&mut self) {
         for (since, key, link) in std::mem::take(&mut self.parting) {
-            if self.is_owed(&key) && since.elapsed() < WITHIN {
+            if self.is_owed(&key) && since.elapsed() < LAST_FIGURES_WITHIN {
                 self.parting.push((since, key, link));
             } else {
                 link.farewell();

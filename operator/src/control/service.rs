@@ -19,11 +19,10 @@ use tokio::time::{MissedTickBehavior, interval};
 
 use super::door::{Answer, Known, identify, job_facts};
 use super::figures::{Figures, tell_job};
-use super::parting::Parting;
 use super::waiting::Waiting;
-use super::words::{self, Attempt, steps_in};
+use super::words::{self, Attempt, progress, steps_in};
 use crate::context::Context;
-use crate::told::{FIGURES, Gaps, Servers, progress};
+use crate::told::{FIGURES, Gaps, Servers};
 use crate::triggers::Key;
 
 /// Between two looks at what time alone changes: stale reports, servers that are awaited. Load reports wait for
@@ -45,7 +44,8 @@ pub(super) struct Service {
     /// What servers have measured to the trainers of the attempt that they work for.
     pub(super) ways: BTreeMap<(Key, ServerId), (JobKey, Probed)>,
     pub(super) waiting: Waiting,
-    pub(super) parting: Parting,
+    /// Conductors that have said all, since when, and of which job.
+    pub(super) parting: Vec<(Instant, Key, Link)>,
     /// Pools of which something was noted and nothing done yet.
     pub(super) noted: BTreeSet<Key>,
     refreshed: Instant,
@@ -65,7 +65,7 @@ impl Service {
             attempts: BTreeMap::new(),
             ways: BTreeMap::new(),
             waiting: Waiting::default(),
-            parting: Parting::default(),
+            parting: Vec::new(),
             noted: BTreeSet::new(),
             refreshed: now,
         }

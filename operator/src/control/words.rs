@@ -5,13 +5,16 @@
 use std::collections::BTreeMap;
 
 use cadre_control::manifest::{BadTolerance, BesideManifest};
+use cadre_control::proto::finished::Outcome;
 use cadre_control::{AttentionPlace, Settings, proto};
 use cadre_crds::contract::ANNOTATION_ENCRYPTION;
-use cadre_crds::{AttentionPool, Encryption, TrainingJob};
+use cadre_crds::{AttentionPool, Encryption, Progress, TrainingJob};
+use cadre_desired::job::LastWords;
 use cadre_desired::pool::Link;
 use cadre_views::{
     Command, Conductor, Hello, JobKey, Kind, Number, Report, Server, Slot, Trainer, View,
 };
+use k8s_openapi::jiff::Timestamp;
 
 /// Facts of an attempt that come from its trainers' pods.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -170,6 +173,28 @@ pub(super) fn steps_in(path: &str) -> u64 {
     name.strip_prefix("step-").and_then(|it| it.parse().ok()).unwrap_or(0)
 }
 
+/// The conductor's last message, if its attempt has failed.
+pub(super) fn last_words(attempt: u32, said: proto::Finished) -> Option<LastWords> {
+    let failed = said.outcome() == Outcome::Failed;
+    let since = Timestamp::now();
+    failed.then_some(LastWords { attempt, since, exit_code: said.exit_code, text: said.message })
+}
+
+/// A job's status from a step's report.
+pub(super) fn progress(step: &proto::Progress) -> Progress {
+    let (done, total) = (step.step + 1, step.steps.max(step.step + 1));
+    let share = |part: f64, whole: f64| if whole > 0.0 { part / whole } else { 0.0 };
+    Progress {
+        step: done,
+        total,
+        percent: u32::try_from(done * 100 / total).unwrap_or(100),
+        eta_seconds: ((total - done) as f64 * step.seconds) as u64,
+        tokens_per_second: share(step.tokens as f64, step.seconds) as u64,
+        exposed_wait_percent: (share(step.exposed_wait_seconds, step.seconds) * 100.0) as u32,
+        imbalance_percent: (step.imbalance * 100.0) as u32,
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::Value;
@@ -203,5 +228,22 @@ mod tests {
         for (field, value) in expected {
             assert_eq!(told[field], *value, "{field}");
         }
+    }
+
+    #[test]
+    fn progress_is_of_steps_done() {
+        let step = proto::Progress {
+            step: 24,
+            steps: 50,
+            tokens: 4096,
+            seconds: 2.0,
+            exposed_wait_seconds: 0.1,
+            imbalance: 1.05,
+            ..proto::Progress::default()
+        };
+        let progress = progress(&step);
+        assert_eq!((progress.step, progress.total, progress.percent), (25, 50, 50));
+        assert_eq!((progress.eta_seconds, progress.tokens_per_second), (50, 2048));
+        assert_eq!((progress.exposed_wait_percent, progress.imbalance_percent), (5, 105));
     }
 }
