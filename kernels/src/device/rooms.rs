@@ -3,7 +3,7 @@
 //! In: lengths. Out: a [`Room`] in an arena, written by copies and launches; of it [`Part`]s, whose clones share the memory until
 //! the last is dropped. Where no arena has room another is made, so rows of any length find a place while the GPU has memory. Arenas
 //! stay, since peers may have mapped them. The length of one is a power of two, so that rows that become longer step by step find
-//! room in those of before: all of them together are at most four times the longest room, or the room that is taken at once.
+//! room in those of before: where one room is taken at a time, all arenas together are at most four times the longest one.
 //!
 //! ```text
 //! room ──copies are enqueued on streams──▶ early ──▶ parts: launches may be enqueued behind these copies
