@@ -26,6 +26,7 @@ use crate::envelope::{Ending, Lengths, Said, Stands, StepDone};
 use crate::planned::PlannedStep;
 
 pub use self::events::{About, Command, Event, FaultAt, Level, Over, Refused, Served};
+use self::progress::Telling;
 
 /// A step that is out.
 #[derive(Debug)]
@@ -118,8 +119,8 @@ pub struct Decisions {
     lengths: BTreeMap<u64, BTreeMap<u16, Lengths>>,
     publishing: Option<Publishing>,
     published: BTreeMap<u64, Out>,
-    /// Steps that are over and not told yet: what some server did may still come. Each with the time until which it may.
-    telling: BTreeMap<u64, (Nanos, Out)>,
+    /// Steps that are over and not told yet: what some server did may still come.
+    telling: BTreeMap<u64, Telling>,
     /// The end that is told behind them.
     closing: Option<Ending>,
     /// Newest incarnation that was declared lost, by index of the server.
@@ -187,7 +188,7 @@ impl Decisions {
 
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        let telling = self.telling.first_key_value().map(|it| it.1.0);
+        let telling = self.telling.first_key_value().map(|it| it.1.until);
         let own = self.patience.into_iter().chain(self.standing_until).chain(telling);
         self.machine.next_deadline().into_iter().chain(own).min()
     }

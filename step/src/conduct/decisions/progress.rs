@@ -14,6 +14,16 @@ const REPORTS_WITHIN: Nanos = Nanos::from_millis(500);
 /// Most steps that wait so.
 const MAX_TELLING: usize = 8;
 
+/// A step that is over and is to be told.
+#[derive(Debug)]
+pub(super) struct Telling {
+    /// Until when it may wait.
+    pub(super) until: Nanos,
+    out: Out,
+    /// Servers that were lost by its end: since the step before, and in all.
+    failovers: (u32, u32),
+}
+
 impl Decisions {
     /// Tells the controller that a step has got to where a fault is to be fired.
     pub(super) fn fire(&mut self, acts: &mut Acts<'_>) {
@@ -79,14 +89,16 @@ impl Decisions {
     /// trainers say.
     fn over(&mut self, acts: &mut Acts<'_>, step: u64) {
         if let Some(out) = self.published.remove(&step) {
-            self.telling.insert(step, (acts.now.after(REPORTS_WITHIN), out));
+            let failovers = (std::mem::take(&mut self.failovers), self.failovers_so_far);
+            self.telling
+                .insert(step, Telling { until: acts.now.after(REPORTS_WITHIN), out, failovers });
             self.tell_over(acts);
         }
     }
 
     /// Tells steps that are over, in order, as far as nothing is awaited of them; and the end of the job behind all.
     pub(super) fn tell_over(&mut self, acts: &mut Acts<'_>) {
-        while let Some((_, (until, out))) = self.telling.first_key_value()
+        while let Some((_, Telling { until, out, .. })) = self.telling.first_key_value()
             && (acts.now >= *until || self.telling.len() > MAX_TELLING || !self.awaits(out))
         {
             self.tell_first_over(acts);
@@ -106,14 +118,14 @@ impl Decisions {
     }
 
     fn tell_first_over(&mut self, acts: &mut Acts<'_>) {
-        let Some((_, (_, out))) = self.telling.pop_first() else { return };
+        let Some((_, Telling { out, failovers, .. })) = self.telling.pop_first() else { return };
         let Out { planned, done, served, .. } = out;
         acts.put(Command::Over(Box::new(Over {
             planned,
             done: done.into_values().collect(),
             served: served.into_values().collect(),
-            failovers: std::mem::take(&mut self.failovers),
-            failovers_so_far: self.failovers_so_far,
+            failovers: failovers.0,
+            failovers_so_far: failovers.1,
             steps: self.counts.steps.map(|it| it.1),
         })));
     }
@@ -135,7 +147,7 @@ impl Decisions {
     /// What a server did. Every trainer has an in-place server; counted are those that the step's slots name, and those that took
     /// work of lost ones.
     pub(super) fn server_step(&mut self, acts: &mut Acts<'_>, by: Peer, did: ServerStep) {
-        let late = self.telling.get_mut(&did.step).map(|it| &mut it.1);
+        let late = self.telling.get_mut(&did.step).map(|it| &mut it.out);
         let Some(out) = self.published.get_mut(&did.step).or(late) else { return };
         let tables = if did.tasks == 0 { &[][..] } else { out.tables.as_slice() };
         match slot_of(&out.planned, tables, by) {

@@ -64,6 +64,8 @@ fn a_server_that_says_nothing_or_is_lost_keeps_no_step_and_no_end_for_long() {
     assert_eq!(told(&mut job), []);
     job.obey(Commanded::DeclareLost(SERVERS[1]));
     job.tick();
+    let failovers = job.over.iter().map(|it| (it.failovers, it.failovers_so_far));
+    assert_eq!(failovers.collect::<Vec<_>>(), [(0, 0)], "it was lost after the step");
     assert_eq!((told(&mut job), job.told_the_end), (vec![(0, 1)], 1));
 }
 
