@@ -90,9 +90,13 @@ pub enum Stands {
     Still(String),
     /// The thread makes its calls again.
     No,
-    /// It has left the job and will make none, although a step is out that is not over there; the text names the trainer and the
-    /// call that was due.
-    Left(String),
+    /// It has left the job and will make none, although a step is out that is not over there.
+    Left {
+        /// The trainer, and the call that was due.
+        what: String,
+        /// Whether it had submitted a phase of that step.
+        in_mid_step: bool,
+    },
 }
 
 /// The processes that may say something; from any other it is ignored.

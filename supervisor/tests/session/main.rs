@@ -275,6 +275,10 @@ fn a_call_out_of_turn_ends_the_job_with_rank_phase_and_remedy() {
             "again",
             "rank 1 joins its job a second time; a process joins once: leave the first session, or start a process for each rank",
         ),
+        (
+            "again, of other heads",
+            "rank 1 joins its job a second time; a process joins once: leave the first session, or start a process for each rank",
+        ),
         ("second", " joins as a rank of the job, but trainer 1 is here already, as process "),
     ];
     let check = |(mistake, words): (&str, &str)| {
@@ -320,6 +324,13 @@ fn heads_that_nothing_computes_are_refused_before_a_rank_joins() {
 fn ranks_that_leave_before_a_step_that_is_out_end_the_job_in_order_if_all_do_and_by_name_else() {
     let (result, _) = ended(AttentionPlace::Pool, &[], Some("all leave"));
     result.expect("nobody waits for anybody");
+    match ended(AttentionPlace::Pool, &[], Some("all leave in the middle")).0 {
+        Err(RunError::JobFailed { message, .. }) => {
+            let named = "rank 1 has left, and has not submitted step 0, layer 1, nano-batch 0";
+            assert!(message.contains(named), "{message}");
+        }
+        other => panic!("rank 1 has submitted rows, and the job is over: {other:?}"),
+    }
     let check = |mistake, rank: u16| match ended(AttentionPlace::Pool, &[], Some(mistake)).0 {
         Err(RunError::JobFailed { message, .. }) => {
             let named = format!(

@@ -12,7 +12,7 @@ use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::ExchangeChoice;
 use cadre_worker::session::{
     Contract, Direction, Ending, Error, Inputs, Join, Kind as Layer, Layers, Lengths, NanoLengths,
-    Next, Outcome, Outputs, PerHead, PerHeadMut, PhaseAt, Rows, RowsMut, Session, Turns,
+    Next, Outcome, Outputs, PerHead, PerHeadMut, PhaseAt, Rows, RowsMut, Session, Ticket, Turns,
 };
 
 const ROWS: usize = 32;
@@ -42,10 +42,17 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
             if mistake == "steps" && contract.me.index == 1 { 2 } else { 3 },
         )
     };
+    let handlers = caught_signals()?;
     let session = Session::join(&contract, join())?;
+    assert_eq!(caught_signals()?, handlers, "a session installs no signal handler");
     let wrong = session.rank() == 1;
     if wrong && mistake == "again" {
         Session::join(&contract, join()).err().ok_or("it has two sessions")?;
+    }
+    if wrong && mistake == "again, of other heads" {
+        let layers = Layers::alike(Layer::causal(Heads { dim: 12, ..HEADS }), 1)?;
+        let other = Join { layers, ..join() };
+        Session::join(&contract, other).err().ok_or("it has two sessions")?;
     }
     if wrong && mistake == "second" {
         second()?;
@@ -65,6 +72,11 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
             Next::Step(_) => {
                 let leaves = match mistake {
                     "all leave" => true,
+                    "all leave in the middle" if wrong => {
+                        drop(submit(&session, "none")?);
+                        true
+                    }
+                    "all leave in the middle" => true,
                     "leaves" => wrong,
                     "the conductor leaves" => !wrong,
                     _ => false,
@@ -79,8 +91,15 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
                         std::thread::park();
                     }
                 }
-                let elsewhere =
-                    ["unannounced", "steps", "again", "second", "turns", "the conductor leaves"];
+                let elsewhere = [
+                    "unannounced",
+                    "steps",
+                    "again",
+                    "again, of other heads",
+                    "second",
+                    "turns",
+                    "the conductor leaves",
+                ];
                 let seen = wrong && !elsewhere.contains(&mistake);
                 let called = phase(&session, if seen { mistake } else { "none" });
                 if seen { Some(called.expect_err("the mistake is seen")) } else { None }
@@ -113,8 +132,24 @@ fn second() -> Result<(), Box<dyn std::error::Error>> {
     if said.contains(refused) { Ok(()) } else { Err(format!("it was not refused: {said}").into()) }
 }
 
+/// Signals that this process has handlers for, a bit each.
+fn caught_signals() -> Result<String, Box<dyn std::error::Error>> {
+    let status = std::fs::read_to_string("/proc/self/status")?;
+    let caught = status.lines().find_map(|it| it.strip_prefix("SigCgt:")).ok_or("no such line")?;
+    Ok(caught.trim().to_owned())
+}
+
 /// The first forward phase, with one mistake.
 fn phase(session: &Session, mistake: &str) -> Result<(), Error> {
+    let ticket = submit(session, mistake)?;
+    let (mut o, mut lse) = (vec![0.0; QUERY.len()], vec![0.0; ROWS * 2]);
+    let lse = if mistake == "room" { &mut lse[..3] } else { &mut lse[..] };
+    let lse = PerHeadMut::f32(lse);
+    session.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse })
+}
+
+/// Submits the first forward phase, with one mistake.
+fn submit(session: &Session, mistake: &str) -> Result<Ticket, Error> {
     let layer = usize::from(mistake == "order");
     let phase = PhaseAt { layer, nano: 0, direction: Direction::Forward };
     let keys = if mistake == "rows" { &KV[..31] } else { &KV[..] };
@@ -125,9 +160,5 @@ fn phase(session: &Session, mistake: &str) -> Result<(), Error> {
     } else {
         Inputs::Forward { q, k, v }
     };
-    let ticket = session.submit(phase, inputs)?;
-    let (mut o, mut lse) = (vec![0.0; QUERY.len()], vec![0.0; ROWS * 2]);
-    let lse = if mistake == "room" { &mut lse[..3] } else { &mut lse[..] };
-    let lse = PerHeadMut::f32(lse);
-    session.wait(ticket, Outputs::Forward { o: RowsMut::f32(&mut o), lse })
+    session.submit(phase, inputs)
 }

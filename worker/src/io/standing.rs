@@ -53,6 +53,8 @@ pub struct Standing {
     told: VecDeque<Arc<PlannedStep>>,
     /// Phases of the step that runs, and those of them that are not over.
     submitted: u32,
+    /// Whether the main thread has submitted one of them itself.
+    has_submitted: bool,
     open: BTreeMap<Phase, Open>,
     /// Works that ran of those that were planned for this rank, by phase. Those of a phase may run before it is submitted here.
     ran: BTreeMap<At, usize>,
@@ -87,6 +89,7 @@ impl Standing {
             next: first,
             told: VecDeque::new(),
             submitted: 0,
+            has_submitted: false,
             open: BTreeMap::new(),
             ran: BTreeMap::new(),
             cancelled: None,
@@ -134,6 +137,7 @@ impl Standing {
             self.open.insert(phase, Open { is_whole: false, planned });
         }
         self.submitted += 1;
+        self.has_submitted = true;
         self.called();
     }
 
@@ -185,6 +189,7 @@ impl Standing {
         let over = self.told.pop_front();
         self.next += 1;
         self.submitted = 0;
+        self.has_submitted = false;
         self.open.clear();
         self.ran = self.ran.split_off(&At::new(self.next, 0));
         self.called();
@@ -243,7 +248,8 @@ impl Standing {
         if self.told.is_empty() && self.announce <= self.next && !self.has_to_announce() {
             return None;
         }
-        Some(Stands::Left(format!("rank {} has left, and has not {}", self.me.0, self.due())))
+        let what = format!("rank {} has left, and has not {}", self.me.0, self.due());
+        Some(Stands::Left { what, in_mid_step: self.has_submitted })
     }
 
     /// Whether it stood still at the last look.

@@ -106,13 +106,17 @@ impl Decisions {
         all && self.counts.steps.is_some_and(|it| it.1 <= self.next)
     }
 
-    /// A trainer has left, and a step is out that is not over there. If all do so, nobody waits for anybody. Others may leave seconds
-    /// later: until then nobody is called dead for it.
-    pub(super) fn left(&mut self, acts: &mut Acts<'_>, from: u16, what: String) {
+    /// A trainer has left, and a step is out that is not over there. If all do so before any has submitted a phase of it, the job is
+    /// over. Others may leave seconds later: until then nobody is called dead for it.
+    pub(super) fn left(&mut self, acts: &mut Acts<'_>, from: u16, what: String, in_mid_step: bool) {
         self.left.insert(from);
+        self.left_in_mid_step |= in_mid_step;
         self.standing.insert(from, what);
         if self.left.len() == usize::from(self.draft.trainers) {
             self.standing_until = None;
+            if self.left_in_mid_step {
+                self.stalled(acts);
+            }
         } else {
             self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
         }

@@ -108,6 +108,8 @@ pub struct Decisions {
     standing_until: Option<Nanos>,
     /// Trainers that have left while a step was out that was not over there.
     left: BTreeSet<u16>,
+    /// Whether one of them had begun to submit that step.
+    left_in_mid_step: bool,
     /// Step whose header comes next.
     next: u64,
     /// Steps before this one are whole: every trainer has every result of them.
@@ -159,6 +161,7 @@ impl Decisions {
             standing: BTreeMap::new(),
             standing_until: None,
             left: BTreeSet::new(),
+            left_in_mid_step: false,
             next: first,
             whole: first,
             making: false,
@@ -309,8 +312,8 @@ impl Decisions {
                 self.standing.insert(from.0, what);
                 self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
             }
-            (Said::Standing(Stands::Left(what)), Peer::Trainer(from)) => {
-                self.left(acts, from.0, what);
+            (Said::Standing(Stands::Left { what, in_mid_step }), Peer::Trainer(from)) => {
+                self.left(acts, from.0, what, in_mid_step);
             }
             (Said::Standing(Stands::No), Peer::Trainer(from)) => {
                 self.standing.remove(&from.0);

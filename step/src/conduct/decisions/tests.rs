@@ -175,7 +175,10 @@ fn trainers_that_stand_still_end_the_job_and_all_of_them_are_named() {
 
 #[test]
 fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_if_all_leave() {
-    let left = |rank: u16| Said::Standing(Stands::Left(format!("rank {rank} has left")));
+    let left = |rank: u16| {
+        let what = format!("rank {rank} has left");
+        Said::Standing(Stands::Left { what, in_mid_step: false })
+    };
     let after = |job: &mut Job, milliseconds| {
         job.later(milliseconds);
     };
@@ -228,6 +231,24 @@ fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_i
     assert!(!job.decisions.names_leavers());
     after(&mut job, 60_000);
     assert_eq!(job.decisions.ending, None);
+}
+
+#[test]
+fn trainers_that_all_leave_a_step_that_one_has_begun_to_submit_are_named() {
+    for begun in [0, 1] {
+        let mut job = Job::assembled();
+        for rank in [1, 0] {
+            let (what, in_mid_step) = (format!("rank {rank} has left"), rank == begun);
+            job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step }));
+        }
+        let Some(Ending::Failed { reason, bad_input: false }) = &job.decisions.ending else {
+            panic!("rank {begun} has submitted rows, and the job is over as if it were done")
+        };
+        assert!(
+            reason.starts_with("rank 0 has left; rank 1 has left; have every rank"),
+            "{reason}"
+        );
+    }
 }
 
 fn done(step: u64) -> Said {
