@@ -74,15 +74,20 @@ impl Decisions {
         }
     }
 
-    /// The job has failed. A step that some trainer has done is in the checkpoint that it writes: the controller is told of it,
-    /// though others will not say that they have done it.
+    /// The job has failed: nothing more is awaited.
     pub(super) fn report_rest(&mut self, acts: &mut Acts<'_>) {
+        self.over_where_done(acts);
+        self.tell_all_over(acts);
+    }
+
+    /// The job ends before a step is over everywhere. Where some trainer has done it, it is in the checkpoint that this one writes:
+    /// the controller is told of it, though others will not say that they have done it.
+    pub(super) fn over_where_done(&mut self, acts: &mut Acts<'_>) {
         let some = |it: &(&u64, &Out)| !it.1.done.is_empty();
         let steps = self.published.iter().filter(some).map(|it| *it.0);
         for step in steps.collect::<Vec<_>>() {
             self.over(acts, step);
         }
-        self.tell_all_over(acts);
     }
 
     /// A step is over: it is told once all who fill its slots have said what they did, since that comes over other links than what

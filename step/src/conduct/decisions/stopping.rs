@@ -36,6 +36,7 @@ impl Decisions {
         let are_over = self.published.range(..self.whole).next().is_none();
         let is_cut = are_over && self.ending.is_none() && self.waits_for_the_pool();
         if let Some(stopped) = self.stop.clone().filter(|_| is_cut) {
+            self.over_where_done(acts);
             self.close(acts, stopped);
         }
     }
