@@ -220,7 +220,10 @@ impl<P: Exchange> Io<P> {
                     );
                 }
             }
-            None => {}
+            None => {
+                let reason = "the controller says what this release does not know; run workers and controller of the same release";
+                self.fail(reason.to_owned(), false);
+            }
         }
     }
 

@@ -34,6 +34,10 @@ pub(crate) fn offered(view: &proto::View) -> Result<View, Unreadable> {
                 return Err(unreadable(format!("no kind of slot {at}")));
             }
         };
+        // The planner gives a slot without weight no work.
+        if slot.weight == 0 {
+            return Err(unreadable(format!("no weight of slot {at}")));
+        }
         let Some(it) = &slot.server else {
             let (home, member, memory, numerics) = (None, None, None, None);
             return Ok(Offer { weight: slot.weight, home, memory, member, numerics });
@@ -44,6 +48,9 @@ pub(crate) fn offered(view: &proto::View) -> Result<View, Unreadable> {
         let lacks = |what| Err(unreadable(format!("no {what} of server {index} in slot {at}")));
         if it.numerics_id.is_empty() {
             return lacks("numerics id");
+        }
+        if it.memory_bytes == 0 {
+            return lacks("memory");
         }
         if !is_in_place && it.exchange_address.is_empty() {
             return lacks("address");
@@ -158,11 +165,18 @@ mod tests {
         let number = Some(proto::ViewNumber { term: 1, counter: 2 });
         let refuse = |number, kind: proto::Kind, index, expected: &str| {
             let numerics_id = if index == 7 { String::new() } else { "n".to_owned() };
-            let server = Some(proto::Server { index, numerics_id, ..proto::Server::default() });
-            let slot =
-                proto::Slot { weight: 100, kind: kind.into(), server, ..proto::Slot::default() };
-            let vacant =
-                proto::Slot { server: None, kind: proto::Kind::Dedicated.into(), ..slot.clone() };
+            let memory_bytes = u64::from(index != 8);
+            let server =
+                proto::Server { index, memory_bytes, numerics_id, ..proto::Server::default() };
+            let server = Some(server);
+            let slot = proto::Slot {
+                weight: 100 * u32::from(index != 9),
+                kind: kind.into(),
+                server,
+                ..proto::Slot::default()
+            };
+            let kind = proto::Kind::Dedicated.into();
+            let vacant = proto::Slot { server: None, kind, weight: 100, ..slot.clone() };
             let refusal = offered(&proto::View { number, slots: vec![vacant, slot] }).unwrap_err();
             let end = "; run workers and controller of the same release";
             assert_eq!(refusal.to_string(), format!("the controller's view says {expected}{end}"));
@@ -173,6 +187,8 @@ mod tests {
         refuse(number, proto::Kind::Unspecified, 0, "no kind of slot 1");
         refuse(None, proto::Kind::Dedicated, 0, "no number");
         refuse(number, proto::Kind::Dedicated, 3, "no address of server 3 in slot 1");
+        refuse(number, proto::Kind::InPlace, 8, "no memory of server 8 in slot 1");
+        refuse(number, proto::Kind::InPlace, 9, "no weight of slot 1");
         refuse(number, proto::Kind::InPlace, 7, "no numerics id of server 7 in slot 1");
     }
 }
