@@ -132,11 +132,12 @@ impl Session {
     /// [`JoinError`]. Nothing is left running then.
     pub fn join(contract: &Contract, join: Join<'_>) -> Result<Self, JoinError> {
         let rank = contract.me.index;
+        // Before all else: a second one ends the job, whatever it asks for.
+        let joined = Once::take(rank)?;
         check_heads(rank, &join.layers)?;
         if join.exchange == exchange::Choice::Node {
             check_gpu_heads(rank, &join.layers)?;
         }
-        let joined = Once::take(rank)?;
         // Before the controller hears of this rank: bits depend on the engine.
         let engine =
             Engine::choose_on(contract.gpu(join.gpu, join.exchange), join.engine, join.threads)
