@@ -76,7 +76,6 @@ impl Contract {
             None if role == Role::Trainer => number(contract::RANK)?,
             _ => number(contract::CADRE_INDEX)?,
         };
-        let incarnation = optional(contract::CADRE_INCARNATION)?.unwrap_or(0);
         let attempt = optional(contract::CADRE_ATTEMPT)?;
         // What a trainer needs before its settings come. A pod that no job describes may leave it out, and says what it takes.
         let described = attempt.is_some() && role == Role::Trainer;
@@ -84,13 +83,15 @@ impl Contract {
             None if is_needed => Err(Error::Missing { variable: name }),
             value => Ok(value),
         };
+        let is_plain = attempt.is_none() && role == Role::Trainer;
+        needed(contract::CADRE_INCARNATION, !is_plain)?;
         needed(contract::CADRE_MEMORY_MIB, described)?;
         let resume = needed(contract::CADRE_RESUME, described)?;
         needed(contract::WORLD_SIZE, described)?;
         needed(contract::LOCAL_RANK, described)?;
         // Processes of one machine reach each other by its loopback.
         needed(contract::CADRE_HOST, in_pod)?;
-        let is_plain = attempt.is_none() && role == Role::Trainer;
+        let incarnation = assumed(contract::CADRE_INCARNATION, 0, is_plain)?;
         let (memory_mib, tolerance) = (contract::TRAINER_MEMORY_MIB, Tolerance::USUAL);
         Ok(Self {
             control,
