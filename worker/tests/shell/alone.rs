@@ -5,7 +5,7 @@
 use std::collections::BTreeSet;
 
 use cadre_exchange::Role;
-use cadre_protocol::Rules;
+use cadre_protocol::{Nanos, Rules, Settings};
 
 use crate::faults::{Fault, Faults, Pulled};
 use crate::job::Job;
@@ -184,4 +184,32 @@ fn ranks_that_leave_early_and_seconds_apart_end_the_job_in_order() {
         (Job { trainers: 3, steps: 4, quits, moments, stopped, reduces, ..job }, Vec::new())
     });
     assert!(outcomes.iter().all(|it| !it.failed), "{outcomes:?}");
+}
+
+/// A server reads nothing for a while, and what it is told finds no room. As soon as there is some, it is said again.
+#[test]
+fn messages_that_found_no_room_are_said_as_soon_as_there_is_some() {
+    let pause = 10;
+    let jobs = |pauses: bool| {
+        each(40, |job, random| {
+            let job = job.waiting(random);
+            let suspect_after = Nanos::from_millis(60_000);
+            let heartbeat_every = Nanos::from_millis(20);
+            let settings = Settings { suspect_after, heartbeat_every, ..job.settings };
+            let moments = BTreeSet::new();
+            let job = Job { servers: 1, queue: Some(1_500), settings, moments, ..job };
+            let when = random.within(SECOND / 100, 4 * SECOND);
+            let pause = Fault::Pause(vec![(Role::Server, 0)], pause * SECOND);
+            (job, if pauses { vec![(when, pause)] } else { Vec::new() })
+        })
+    };
+    let (quiet, paused) = (jobs(false), jobs(true));
+    for (seed, (quiet, paused)) in quiet.iter().zip(&paused).enumerate() {
+        assert_eq!((paused.lost, paused.failed), (0, false), "seed {seed}");
+        println!("{seed} {} {} {:?}", quiet.seconds, paused.seconds, paused.full);
+        let late = paused.seconds.saturating_sub(quiet.seconds);
+        assert!(late <= pause + 5, "seed {seed}: a pause of {pause} s costs {late} s");
+    }
+    let heard = paused.iter().filter(|it| it.full[1] > 0).count();
+    assert!(heard > 10, "in {heard} of 40 jobs a sender hears of room");
 }

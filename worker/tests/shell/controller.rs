@@ -241,6 +241,8 @@ impl World {
     /// The conductor has declared a server lost: it is ended, or left to come back one day.
     fn declared(&mut self, id: PeerId) {
         self.lost.insert(id);
+        let conductor = self.processes.get(&self.trainers[0]);
+        self.both.1 += u64::from(conductor.is_some_and(|it| it.holdings()[2] > 1));
         let found = self.processes.values().find(|it| it.id == id).map(|it| it.life);
         let Some(life) = found else { return };
         self.net.borrow_mut().soon(2_000_000, Happening::Control(Chore::Gone(life)));

@@ -57,6 +57,13 @@ impl Hostile {
         self.voices.contains(&id)
     }
 
+    /// Whether a rank may find something wrong for it: one for whom it has spoken, since it may have acknowledged what did not come.
+    /// In the conductor's name it may have let rows go that others still needed.
+    pub(crate) fn may_break(&self, id: PeerId, wrong: &str) -> bool {
+        let conducts = self.speaks_for(PeerId::trainer(0, 0));
+        self.speaks_for(id) || conducts && wrong.contains("has wrong bits of")
+    }
+
     /// Under how many names it has spoken.
     pub(crate) fn voices(&self) -> usize {
         self.voices.len()
@@ -72,12 +79,16 @@ impl Hostile {
         // reaches nobody; who waits for it in the all-reduce stands still.
         let deaf = ["nothing heard", " dead;"].iter().any(|it| reason.contains(it))
             && self.speaks_for(PeerId::trainer(0, 0));
+        // A header that it has said in the conductor's name.
+        let misled = reason.contains("give every rank the same model")
+            && self.speaks_for(PeerId::trainer(0, 0));
         let waits = reason.contains("has not said that step");
         // It said so of itself, in words that are spoilt, or announced no rows.
         let said = ["look where the main thread of its process is", "no rank has rows"];
         self.voices.iter().any(names)
             || reason.contains(LIE)
             || deaf
+            || misled
             || waits
             || said.iter().any(|it| reason.contains(it))
             || reason.contains("announced it")

@@ -61,6 +61,12 @@ pub(crate) struct Job {
     pub(crate) stopped: bool,
     /// Trainers learn that a step is the last when they begin it.
     pub(crate) open_ended: bool,
+    /// The loss depends on the LSE: backward calls bring its gradient.
+    pub(crate) uses_lse: bool,
+    /// Numbers between two rows of every tensor that a trainer hands in or out.
+    pub(crate) gap: usize,
+    /// Bytes of messages that wait for one peer, at most; drawn where there is none.
+    pub(crate) queue: Option<usize>,
     /// Trainers wait for each other at the end of a step.
     pub(crate) reduces: bool,
     /// Trainers announce the next step as soon as a step begins, or at any time in it.
@@ -123,6 +129,9 @@ impl Job {
             linear: 300_000 * slow,
             stopped: random.chance(60),
             open_ended: Random::new(hash(&[seed, 17])).chance(50),
+            uses_lse: Random::new(hash(&[seed, 107])).chance(30),
+            gap: *Random::new(hash(&[seed, 109])).pick(&[0, 0, 1, 5]),
+            queue: Random::new(hash(&[seed, 113])).chance(10).then_some(2_000),
             reduces: Random::new(hash(&[seed, 29])).chance(70),
             announces_late: Random::new(hash(&[seed, 31])).chance(50),
             riding: *Random::new(hash(&[seed, 59])).pick(&[4096, 4096, 200, 50]),

@@ -239,13 +239,18 @@ impl Main {
         if let Some(next) = own.filter(|_| self.tickets.len() < depth) {
             let phase = planned.order.at(Phase(next));
             let own = truth.own((self.step, phase.layer, phase.nano), self.rank);
-            let [q, k, v] = [&own.q, &own.k, &own.v].map(|it| Rows::f32(it));
+            let Apart { wide, narrow, scalars } = Apart::of(job, phase.layer);
+            let [q, o, dout] = [&own.q, &own.o, &own.dout].map(|it| wide.spread(it));
+            let [k, v] = [&own.k, &own.v].map(|it| narrow.spread(it));
+            let [lse, dlse] = [&own.lse, &own.dlse].map(|it| scalars.spread(it));
+            let (q, k, v) = (wide.rows(&q), narrow.rows(&k), narrow.rows(&v));
             let inputs = match phase.direction {
                 Direction::Forward => Inputs::Forward { q, k, v },
                 Direction::Backward => {
-                    let (o, dout) = (Rows::f32(&own.o), Rows::f32(&own.dout));
-                    let lse = PerHead::f32(&own.lse);
-                    Inputs::Backward { q, k, v, o, lse, dout, dlse: None }
+                    let (o, dout) = (wide.rows(&o), wide.rows(&dout));
+                    let scalar = |it| PerHead::f32(it).every(scalars.distance());
+                    let (lse, dlse) = (scalar(&lse), job.uses_lse.then(|| scalar(&dlse)));
+                    Inputs::Backward { q, k, v, o, lse, dout, dlse }
                 }
             };
             self.tickets.push_back(self.session.submit(phase, inputs)?);
@@ -260,7 +265,7 @@ impl Main {
             self.tickets.push_front(ticket);
             return Ok(None);
         }
-        self.finish(truth, planned, ticket)?;
+        self.finish((job, truth), planned, ticket)?;
         self.state = State::Phases(Arc::clone(planned), next, done + 1);
         Ok(Some(Want::Linear))
     }
@@ -268,7 +273,7 @@ impl Main {
     /// Takes the results of a phase and compares them.
     fn finish(
         &self,
-        truth: &mut Truth,
+        (job, truth): (&Job, &mut Truth),
         planned: &PlannedStep,
         ticket: Ticket,
     ) -> Result<(), Wrong> {
@@ -276,26 +281,76 @@ impl Main {
         let of = (self.step, layer, nano);
         let what = |tensor| Wrong::Bits(format!("{tensor} of step, layer, nano-batch {of:?}"));
         let own = truth.own(of, self.rank);
+        let Apart { wide, narrow, scalars } = Apart::of(job, layer);
         match direction {
             Direction::Forward => {
-                let (mut o, mut lse) = (vec![0.0; own.o.len()], vec![0.0; own.lse.len()]);
-                let to =
-                    Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
+                let (mut o, mut lse) = (wide.room(&own.o), scalars.room(&own.lse));
+                let to = Outputs::Forward {
+                    o: RowsMut::f32(&mut o).every(wide.distance()),
+                    lse: PerHeadMut::f32(&mut lse).every(scalars.distance()),
+                };
                 self.session.wait(ticket, to)?;
-                same(&o, &own.o).ok_or_else(|| what("O"))?;
-                same(&lse, &own.lse).ok_or_else(|| what("LSE"))
+                same(&o, &wide.spread(&own.o)).ok_or_else(|| what("O"))?;
+                same(&lse, &scalars.spread(&own.lse)).ok_or_else(|| what("LSE"))
             }
             Direction::Backward => {
                 let right = truth.gradients(of, self.rank, planned);
-                let zeros = |it: &Vec<f32>| vec![0.0; it.len()];
-                let (mut q, mut k, mut v) = (zeros(&own.dq), zeros(&right.dk), zeros(&right.dv));
-                let [dq, dk, dv] = [&mut q, &mut k, &mut v].map(|it| RowsMut::f32(it));
+                let mut q = wide.room(&own.dq);
+                let [mut k, mut v] = [&right.dk, &right.dv].map(|it| narrow.room(it));
+                let [dk, dv] = [&mut k, &mut v].map(|it| RowsMut::f32(it).every(narrow.distance()));
+                let dq = RowsMut::f32(&mut q).every(wide.distance());
                 self.session.wait(ticket, Outputs::Backward { dq, dk, dv })?;
-                same(&q, &own.dq).ok_or_else(|| what("dQ"))?;
-                same(&k, &right.dk).ok_or_else(|| what("dK"))?;
-                same(&v, &right.dv).ok_or_else(|| what("dV"))
+                same(&q, &wide.spread(&own.dq)).ok_or_else(|| what("dQ"))?;
+                same(&k, &narrow.spread(&right.dk)).ok_or_else(|| what("dK"))?;
+                same(&v, &narrow.spread(&right.dv)).ok_or_else(|| what("dV"))
             }
         }
+    }
+}
+
+/// How far rows of a tensor lie apart: numbers of a row, and those behind it that are nobody's.
+#[derive(Clone, Copy)]
+struct Gap {
+    width: usize,
+    gap: usize,
+}
+
+impl Gap {
+    fn distance(self) -> usize {
+        self.width + self.gap
+    }
+
+    /// The rows, with numbers between them that nobody may read or write.
+    fn spread(self, rows: &[f32]) -> Vec<f32> {
+        let behind = std::iter::repeat_n(f32::NAN, self.gap);
+        rows.chunks_exact(self.width)
+            .flat_map(|it| it.iter().copied().chain(behind.clone()))
+            .collect()
+    }
+
+    fn rows(self, spread: &[f32]) -> Rows<'_> {
+        Rows::f32(spread).every(self.distance())
+    }
+
+    /// Room for as many rows.
+    fn room(self, rows: &[f32]) -> Vec<f32> {
+        self.spread(&vec![0.0; rows.len()])
+    }
+}
+
+/// Of tensors with query heads, with KV heads, and with a number for each query head.
+struct Apart {
+    wide: Gap,
+    narrow: Gap,
+    scalars: Gap,
+}
+
+impl Apart {
+    fn of(job: &Job, layer: usize) -> Self {
+        let heads = job.layers.kind_of(layer).heads;
+        let [query, kv, dim] = [heads.query, heads.kv, heads.dim].map(usize::from);
+        let of = |width| Gap { width, gap: job.gap };
+        Self { wide: of(query * dim), narrow: of(kv * dim), scalars: of(query) }
     }
 }
 

@@ -4,7 +4,7 @@
 //! the worker computes them: no lists, no landings, no launches, no merging.
 //!
 //! On a wire of bf16, Q, K, V and dO are rounded on their way there, O and dQ on their way back; LSE, Δ, dK and dV travel in f32. A
-//! trainer makes Δ of its own dO and the O that it got.
+//! trainer makes Δ of its own dO and the O that it got, less the gradient of the LSE where its loss depends on that.
 //!
 //! Invariant: O and dQ depend on the documents alone; dK and dV also on where the plan cuts. A bundle that has all rows of a chunk
 //! has those of attention on the chunk.
@@ -53,6 +53,9 @@ struct Rowset {
     dout: Vec<f32>,
     o: Vec<f32>,
     lse: Vec<f32>,
+    /// Gradient of the LSE: zeros where a job has none.
+    dlse: Vec<f32>,
+    /// Row sums of dO ∘ O, less that gradient.
     delta: Vec<f32>,
     dq: Vec<f32>,
     /// As where nothing is cut.
@@ -88,6 +91,7 @@ pub(crate) struct Own {
     pub(crate) o: Vec<f32>,
     pub(crate) lse: Vec<f32>,
     pub(crate) dout: Vec<f32>,
+    pub(crate) dlse: Vec<f32>,
     pub(crate) dq: Vec<f32>,
 }
 
@@ -157,7 +161,7 @@ impl Truth {
         let layout = self.layout(of.0, of.2);
         let rows = layout.documents().iter().map(|it| it.rows);
         let seed = hash(&[seed, of.0, of.1 as u64, of.2 as u64]);
-        let made = Rc::new(rowset((heads, wire), scores, rows, seed));
+        let made = Rc::new(rowset((heads, wire), scores, rows, (seed, self.job.uses_lse)));
         self.documents.insert(of, Rc::clone(&made));
         made
     }
@@ -179,6 +183,7 @@ impl Truth {
             own.o.extend(&documents.o[part(wide)]);
             own.lse.extend(&documents.lse[part(heads.query)]);
             own.dout.extend(&dout[part(wide)]);
+            own.dlse.extend(&documents.dlse[part(heads.query)]);
             own.dq.extend(&documents.dq[part(wide)]);
         }
         let own = Rc::new(own);
@@ -300,7 +305,7 @@ fn rowset(
     (heads, wire): (Heads, Wire),
     scores: Scores,
     rows: impl Iterator<Item = u32>,
-    seed: u64,
+    (seed, uses_lse): (u64, bool),
 ) -> Rowset {
     let (wide, narrow) = (heads.query * heads.dim, heads.kv * heads.dim);
     let (mut edges, mut given) = (vec![0], [const { Vec::new() }; 4]);
@@ -314,9 +319,13 @@ fn rowset(
     }
     let [q, k, v, dout] = given.clone().map(|it| travelled(it, wire));
     let (lse, delta) = (vec![0.0; q.len() / heads.dim], Vec::new());
+    let mut dlse = vec![0.0; lse.len()];
+    if uses_lse {
+        dlse = numbers(hash(&[seed, 4]), lse.len()).collect();
+    }
     let (o, dq) = (vec![0.0; q.len()], vec![0.0; q.len()]);
     let (dk, dv) = (vec![0.0; k.len()], vec![0.0; v.len()]);
-    let mut all = Rowset { edges, given, q, k, v, dout, o, lse, delta, dq, dk, dv };
+    let mut all = Rowset { edges, given, q, k, v, dout, o, lse, dlse, delta, dq, dk, dv };
     attend((heads, wire), scores, &mut all);
     all
 }
@@ -343,6 +352,7 @@ fn attend((heads, wire): (Heads, Wire), scores: Scores, all: &mut Rowset) {
     pieces.forward(qkv, &mut all.o, &mut all.lse).expect("sound documents");
     all.o = travelled(std::mem::take(&mut all.o), wire);
     all.delta = delta(Threads::ONE, heads.dim, &all.given[3], &all.o);
+    all.delta.iter_mut().zip(&all.dlse).for_each(|(delta, dlse)| *delta -= dlse);
     let (lse, delta) = (&all.lse, &all.delta);
     let from = PiecesBackward { qkv, dout: Rows::F32(&all.dout), lse, delta };
     let to = [&mut all.dq, &mut all.dk, &mut all.dv].map(|it| &mut **it);

@@ -22,6 +22,8 @@ pub(super) struct Link {
     pub(super) waiting: VecDeque<Out>,
     /// Bytes that a process which does not look has not read.
     pub(super) unread: usize,
+    /// Whether a message found no room, and nobody has said since that there is some.
+    pub(super) refused: bool,
     pub(super) last: [u64; 2],
     /// From when to when bytes come from the acceptor without a gap, the newest last.
     pub(super) coming: VecDeque<(u64, u64)>,
@@ -68,6 +70,7 @@ impl Net {
             acceptor_holds: false,
             waiting: VecDeque::new(),
             unread: 0,
+            refused: false,
             last: [0; 2],
             coming: VecDeque::new(),
         });
@@ -106,7 +109,8 @@ impl Net {
         let queue = self.queue;
         let it = &mut self.links[link];
         if it.unread + message.len() > queue {
-            self.full += 1;
+            self.full[0] += 1;
+            it.refused = true;
             return Err(RingError::Full { peer, queued: it.unread });
         }
         it.unread += message.len();
@@ -245,12 +249,25 @@ impl Net {
         let it = &mut self.links[link];
         if !self.endpoints[acceptor].paused {
             it.unread -= bytes.len().min(it.unread);
+            self.has_room(link);
         }
+        let it = &self.links[link];
         let from = self.endpoints[it.opener].me;
         if self.repeats > 0 && self.random.chance(self.repeats) {
             self.soon(200_000_000, Happening::Signal(Signal::Again(link, bytes.clone())));
         }
         self.say(acceptor, Event::Message { from, bytes });
+    }
+
+    /// Whoever was refused hears that half of the queue is free again.
+    pub(super) fn has_room(&mut self, link: LinkId) {
+        let queue = self.queue;
+        let it = &mut self.links[link];
+        if it.unread <= queue / 2 && std::mem::take(&mut it.refused) && it.opener_holds {
+            let (opener, peer) = (it.opener, it.peer);
+            self.full[1] += 1;
+            self.say(opener, Event::Room { peer });
+        }
     }
 
     /// A message comes once more, as long as its link stands: its sender may have said it again.

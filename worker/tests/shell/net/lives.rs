@@ -56,8 +56,10 @@ impl Net {
             return;
         }
         self.endpoints[life].paused = false;
-        for it in self.links.iter_mut().filter(|it| it.acceptor == Some(life)) {
-            it.unread = 0;
+        let read = (0..self.links.len()).filter(|it| self.links[*it].acceptor == Some(life));
+        for link in read.collect::<Vec<_>>() {
+            self.links[link].unread = 0;
+            self.has_room(link);
         }
         if self.random.chance(50) {
             // Data is looked at before messages: old beliefs meet new rows.

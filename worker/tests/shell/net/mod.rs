@@ -169,7 +169,8 @@ pub(crate) struct Net {
     pub(crate) epoch: Instant,
     /// What a process did against the rules of the exchange.
     pub(crate) wrong: Option<String>,
-    pub(crate) full: u64,
+    /// Messages that found a full queue, and how often a sender heard of room after that.
+    pub(crate) full: [u64; 2],
     /// Parcels whose rows were copied out of a landing to which others were still to come.
     pub(crate) copied: u64,
     /// Parts of dK or dV that were taken while others of their phase were pulled.
@@ -209,7 +210,7 @@ impl Net {
             queue: 8 << 20,
             epoch: Instant::now(),
             wrong: None,
-            full: 0,
+            full: [0; 2],
             copied: 0,
             parts: 0,
             words: 0,

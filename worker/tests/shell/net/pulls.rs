@@ -12,7 +12,8 @@ use super::{Happening, Kept, Landing, Life, LinkId, Net, Out, PROBE, Pull, Signa
 /// Whether a region is a work's results.
 pub(super) fn is_result(key: RegionKey) -> bool {
     let [first, last] = [Tensor::O, Tensor::DV].map(|it| it as u32);
-    (first..=last).contains(&key.0[2])
+    // Words that are published have numbers there, too.
+    key.0[..2] != WORDS && (first..=last).contains(&key.0[2])
 }
 
 /// Parts that a pull travels in, at most.

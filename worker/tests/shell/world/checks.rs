@@ -238,14 +238,17 @@ impl World {
         // Where a stop finds the pool lost, it does not wait for the end of a step that lacks servers; of others it does.
         let is_cut = self.faults.list.iter().any(|it| matches!(it.1, Fault::Stop));
         let missed = self.job.moments.iter().find(|it| !self.controller.reached.contains(it));
-        if let Some(missed) = missed.filter(|it| !is_cut || it.step < self.reports) {
+        // Nor for the watermark of a step that some trainer has done.
+        let cut_short = 2 * u64::from(is_cut && self.pool_lost);
+        if let Some(missed) = missed.filter(|it| !is_cut || it.step + cut_short < self.reports) {
             return Err(format!("the controller was never told of {missed:?}"));
         }
         let steps = self.job.quits.unwrap_or(self.job.steps);
         let (reports, done) = (self.reports, &self.steps_done);
-        // Trainers that sum nothing do not wait for each other: some may have done the step that lacks servers.
-        let apart = u64::from(is_cut && self.pool_lost && !self.job.reduces);
-        let alike = done.iter().all(|it| (reports..=reports + apart).contains(it));
+        // Trainers that sum nothing do not wait for each other: some may have done the step that lacks servers, others not.
+        let apart = 2 * u64::from(is_cut && self.pool_lost && !self.job.reduces);
+        let fits = reports.saturating_sub(apart)..=reports + apart;
+        let alike = done.iter().all(|it| fits.contains(it));
         if reports < steps && !is_cut || done.is_empty() || !alike {
             return Err(format!(
                 "{reports} of {steps} steps were reported, trainers have done {done:?}"

@@ -40,8 +40,8 @@ pub(crate) struct Outcome {
     pub(crate) lost: usize,
     pub(crate) happenings: u64,
     pub(crate) seconds: u64,
-    /// Messages that found a full queue.
-    pub(crate) full: u64,
+    /// Messages that found a full queue, and how often a sender heard of room after that.
+    pub(crate) full: [u64; 2],
     /// Parcels whose rows were copied out of a landing to which others were still to come.
     pub(crate) copied: u64,
     /// Parts of dK or dV that were taken while others of their phase were pulled.
@@ -50,8 +50,8 @@ pub(crate) struct Outcome {
     pub(crate) words: u64,
     /// Pulls that went on where they had stopped, and those of them that found another publication.
     pub(crate) resumed: [u64; 2],
-    /// Two steps were out in some process.
-    pub(crate) both: bool,
+    /// Two steps were out in some process, and so many servers were lost while two were at the conductor.
+    pub(crate) both: (bool, u64),
     /// Most turns of an IO thread within a millisecond for which nothing came over the exchange.
     pub(crate) turns: u32,
 }
@@ -87,7 +87,7 @@ pub(crate) struct World {
     conductor_killed: Option<u64>,
     /// Steps that trainers have done when they end.
     steps_done: BTreeSet<u64>,
-    both: bool,
+    pub(crate) both: (bool, u64),
     /// As in [`Outcome`].
     turns: u32,
     pub(crate) progress: u64,
@@ -111,6 +111,7 @@ impl World {
         let byte = *random.pick(&[1, 1, 10, 1_000]);
         let rdma = random.chance(50);
         let queue = *random.pick(&[8 << 20, 8 << 20, 64 << 10, 16 << 10]);
+        let queue = job.queue.unwrap_or(queue);
         let mut net = Net::new(random);
         net.lasting = Random::new(hash(&[job.seed, 19])).chance(30);
         net.part = *Random::new(hash(&[job.seed, 67])).pick(&[1 << 20, 1 << 20, 2_000, 300]);
@@ -134,7 +135,7 @@ impl World {
             killed: BTreeSet::new(),
             conductor_killed: None,
             steps_done: BTreeSet::new(),
-            both: false,
+            both: (false, 0),
             turns: 0,
             progress: 0,
             idle: None,
@@ -261,7 +262,7 @@ impl World {
         if turns > MAX_IDLE_TURNS {
             return Err(format!("{} spins at {millisecond} ms", process.id));
         }
-        self.both |= process.holdings()[2] > 1;
+        self.both.0 |= process.holdings()[2] > 1;
         if let Some(sleep) = turned.sleep {
             let when = now + (sleep.as_nanos() as u64).max(1);
             if process.timer.is_none_or(|it| it > when || it <= now) {
@@ -325,8 +326,7 @@ impl World {
         // What a server has measured such a link with, and words wait behind, comes for longer than it waits for a word.
         let crawls = self.net.borrow().byte << 22 > 60 * SECOND;
         let want = match process.run(thread, &self.job, &mut self.truth) {
-            // For whom somebody else has spoken, that one may have acknowledged what did not come.
-            Err(why) if self.hostile.as_ref().is_some_and(|it| it.speaks_for(id)) => {
+            Err(why) if self.hostile.as_ref().is_some_and(|it| it.may_break(id, &why)) => {
                 remark(format_args!("{id} ends: {why}"));
                 self.kill(life, false);
                 return Ok(());
