@@ -110,11 +110,12 @@ impl Ways {
         Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0, failures: 0 }
     }
 
-    /// Begins a way: the peer is to be asked for its offer.
-    pub(super) fn ask(&mut self, peer: PeerId) {
+    /// Begins a way: the peer is to be asked for its offer. `is_shut`: it was logged before the peer connected that none opens.
+    pub(super) fn ask(&mut self, peer: PeerId, is_shut: bool) {
         self.rounds += 1;
         let old = self.peers.remove(&peer);
-        let (rest, said) = old.map_or((FIRST_REST, None), |it| (it.rest, it.said));
+        let shut = is_shut.then_some(Said::Shut);
+        let (rest, said) = old.map_or((FIRST_REST, shut), |it| (it.rest, it.said));
         self.peers.insert(peer, Way { stage: Stage::Asked, round: self.rounds, rest, said });
     }
 
@@ -309,7 +310,7 @@ mod tests {
     fn open(board: &Board) -> Ways {
         let board = Reading::new(&board.descriptor().try_clone_to_owned().unwrap()).unwrap();
         let mut ways = Ways::new(Waker::new().unwrap());
-        ways.ask(PEER);
+        ways.ask(PEER, false);
         let offer = Offer::new(|| [7; 32]);
         ways.peers.get_mut(&PEER).unwrap().stage =
             Stage::Open { offer, board, arenas: BTreeMap::new() };

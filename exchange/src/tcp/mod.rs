@@ -268,12 +268,7 @@ impl Provider for Tcp {
     }
 
     fn connect(&mut self, peer: PeerId, address: &str) {
-        if self.outgoing_to(peer).is_some() {
-            return;
-        }
-        if let Err(error) = self.dial(peer, address) {
-            self.fail(peer, &error);
-        }
+        self.connect_at(peer, address, self.clock.now());
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {

@@ -51,7 +51,7 @@ pub(super) struct Outgoing {
 }
 
 enum Stage {
-    /// Waits to be dialled again.
+    /// Waits to be dialled, or dialled again.
     Resting,
     /// The greeting is in progress.
     Opening(Box<Opening>),
@@ -118,10 +118,15 @@ impl Outgoing {
         !opening.is_in_a_word() && cut
     }
 
-    /// Waits to be dialled again.
+    /// Waits to be dialled.
     pub(super) fn rest(&mut self) {
-        self.stage = Stage::Resting;
-        (self.wants_write, self.tries) = (false, self.tries + 1);
+        (self.stage, self.wants_write) = (Stage::Resting, false);
+    }
+
+    /// Waits to be dialled again.
+    pub(super) fn rest_again(&mut self) {
+        self.rest();
+        self.tries += 1;
     }
 
     /// Begins again with another stream.

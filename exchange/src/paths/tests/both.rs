@@ -138,7 +138,7 @@ fn a_pull_that_better_paths_have_missed_is_counted_once_and_one_that_ucx_brings_
     until_path(&mut reader, &mut owner, Path::Ucx);
     let bytes = BYTES as u64;
     // Its shared memory is tried again.
-    reader.sharing.as_mut().unwrap().ways.ask(OWNER);
+    reader.sharing.as_mut().unwrap().ways.ask(OWNER, false);
     let by_ucx = Traffic { ucx_bytes: bytes, ..Traffic::default() };
     assert_eq!(fetch(&mut reader, &mut owner), by_ucx);
     reader.ask_card(OWNER);
