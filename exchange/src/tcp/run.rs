@@ -251,11 +251,7 @@ impl Tcp {
                 self.fail(peer, &error);
             }
         }
-        if self.deaf_until.is_some_and(|it| it <= now)
-            && self.watch(&self.listener, LISTENER).is_ok()
-        {
-            self.deaf_until = None;
-        }
+        self.hear_again(now);
     }
 }
 
