@@ -97,7 +97,7 @@ mod tests {
     use crate::clock::Clock;
     use crate::peer::{Piece, RegionKey, Role};
     use crate::pool::Pool;
-    use crate::provider::{Event, Provider, PullRequest};
+    use crate::provider::{Event, Provider, PullError, PullRequest};
     use crate::tcp::{Encryption, Limits, TcpConfig};
 
     fn open(index: u16, sharing: Sharing, clock: Clock) -> (PeerId, Paths) {
@@ -185,5 +185,30 @@ mod tests {
             assert_eq!(reader.demanded.said.len(), told);
             assert!(reader.demanded.pulls.is_empty());
         }
+    }
+
+    #[test]
+    fn pulls_over_a_link_that_is_closed_for_its_path_end_as_those_of_a_broken_one() {
+        let open = |index| open(index, Sharing::Required, Clock::system());
+        let ((_, mut reader), (peer, mut owner)) = (open(0), open(1));
+        // In no arena, so that it comes over the link.
+        owner.publish(RegionKey::default(), Arc::new(Buffer::zeroed(64)));
+        reader.connect(peer, &owner.address());
+        let (start, mut events) = (Instant::now(), Vec::new());
+        while !events.contains(&Event::Connected(peer)) {
+            assert!(start.elapsed() < Duration::from_mins(1), "{events:?}");
+            owner.poll(Duration::ZERO, &mut Vec::new());
+            reader.poll(Duration::from_millis(1), &mut events);
+        }
+        let (landing, key) = (reader.land(Buffer::zeroed(64)), RegionKey::default());
+        let pieces = vec![Piece { remote: 0, local: 0, bytes: 64 }];
+        let patience = Duration::from_mins(1);
+        let pull = reader.pull(PullRequest { peer, key, pieces, landing, patience });
+        let now = reader.tcp.now();
+        let ways = &mut reader.sharing.as_mut().unwrap().ways;
+        let answer = ways.shut(peer, "a test".to_owned(), false, now);
+        reader.take_answer(answer);
+        reader.poll(Duration::ZERO, &mut events);
+        assert!(events.contains(&Event::Pulled { pull, result: Err(PullError::PeerFailed) }));
     }
 }

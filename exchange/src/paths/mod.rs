@@ -200,7 +200,7 @@ impl Paths {
             Answer::Shut(peer, why) => {
                 // Where the link broke, that is the reason, and its event follows.
                 let is_linked = self.tcp.is_opening(peer);
-                self.tcp.close(peer);
+                self.tcp.break_links(peer);
                 self.end_all(peer, &PullError::PeerFailed);
                 let error = format!(
                     "{why}; run both on one machine, or without requiring shared memory (--exchange auto)"
