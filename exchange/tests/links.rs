@@ -3,7 +3,7 @@
 mod common;
 
 use std::io::Write;
-use std::net::{IpAddr, Ipv6Addr, TcpListener};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::time::{Duration, Instant};
 
 use cadre_exchange::{
@@ -11,6 +11,7 @@ use cadre_exchange::{
     TcpConfig,
 };
 use common::{KEY, Node, SERVER, TRAINER, config, connect, encryption, pair, raw_open, until};
+use socket2::{Domain, Socket, Type};
 
 #[test]
 fn rings_arrive_in_order_in_both_directions() {
@@ -143,11 +144,14 @@ fn a_killed_peer_ends_its_pulls_and_no_others() {
 fn links_that_cannot_open_say_why() {
     let limits = Limits { greeting: Duration::from_millis(20), ..Limits::default() };
     let mut server = Node::with(TcpConfig { limits, ..config(SERVER) });
-    // A port that was free a moment ago, one whose owner is silent, and what is no address.
-    let free = TcpListener::bind("127.0.0.1:0").expect("loopback").local_addr().expect("bound");
+    // A port whose owner does not listen, one whose owner is silent, and what is no address.
+    let deaf = Socket::new(Domain::IPV4, Type::STREAM, None).expect("loopback");
+    deaf.bind(&SocketAddr::from((Ipv4Addr::LOCALHOST, 0)).into()).expect("loopback");
+    let port = deaf.local_addr().expect("bound").as_socket().expect("of IPv4");
+    assert!(TcpListener::bind(port).is_err(), "another test could listen there");
     let silent = TcpListener::bind("127.0.0.1:0").expect("loopback");
     let addresses = [
-        (free.to_string(), "refused"),
+        (port.to_string(), "refused"),
         (silent.local_addr().expect("bound").to_string(), "took too long"),
         ("nowhere".to_owned(), "is not IP:PORT"),
     ];

@@ -1,6 +1,7 @@
 //! The interface between a node and the memory that it moves. A crate that knows a GPU implements it.
 //!
-//! Invariant: a copy runs on the device by itself; asking whether it is over never blocks.
+//! Invariants: a copy runs on the device by itself; asking whether it is over never blocks; copies end in the order in which
+//! they began.
 
 use std::os::fd::OwnedFd;
 
@@ -37,7 +38,7 @@ pub trait Device {
     fn import(&self, descriptor: &OwnedFd, bytes: u64) -> Result<Self::Imported, Self::Error>;
 
     /// Begins to copy; `remote` of the pieces counts from the beginning of the arena. Both ends stay as they are until the copy
-    /// is over.
+    /// is over, and it is over after all that began before it.
     ///
     /// # Errors
     ///

@@ -22,6 +22,7 @@
 
 mod device;
 mod landings;
+mod outstanding;
 mod pulls;
 mod slip;
 
@@ -34,6 +35,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 pub use self::device::{Device, Place};
 use self::landings::Landings;
+use self::outstanding::Outstanding;
 use self::pulls::{Import, Pull};
 use self::slip::Slip;
 use crate::buffer::Buffer;
@@ -78,7 +80,7 @@ pub struct Node<D: Device> {
     /// Fetches descriptors of arenas; each request carries the arena's length.
     asker: Asker<((PeerId, Ticket), u64)>,
     last_pull: u64,
-    pulls: BTreeMap<PullId, Pull<D>>,
+    pulls: Outstanding<D>,
     /// Pulls of slips, by their identity in `tcp`, with the pull of rows that each belongs to.
     looks: BTreeMap<PullId, PullId>,
     calls: BTreeMap<PullId, WhenEnded>,
@@ -118,7 +120,7 @@ impl<D: Device> Node<D> {
             imports: BTreeMap::new(),
             asker,
             last_pull: 0,
-            pulls: BTreeMap::new(),
+            pulls: Outstanding::default(),
             looks: BTreeMap::new(),
             calls: BTreeMap::new(),
             moved: BTreeMap::new(),
@@ -129,7 +131,7 @@ impl<D: Device> Node<D> {
     /// Calls `call` when `pull` has ended, at the latest at its deadline if the node is polled; at once if it has already, as for
     /// a pull that was refused. A node that is dropped drops it uncalled.
     pub fn when_ended(&mut self, pull: PullId, call: WhenEnded) {
-        if self.pulls.get(&pull).is_some_and(Pull::is_open) {
+        if self.pulls.get(pull).is_some_and(Pull::is_open) {
             self.calls.insert(pull, call);
         } else {
             // The result is known as long as the pull's event was not returned.
@@ -282,3 +284,6 @@ fn random() -> Ticket {
     assert_eq!(filled, Ok(ticket.len()), "the kernel has 32 random bytes");
     ticket
 }
+
+#[cfg(test)]
+mod tests;

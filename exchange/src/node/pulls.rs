@@ -7,7 +7,8 @@
 //!            └────────known arena─────────▶┘ └─late, closed─▶ (told) ─over─▶ landing free
 //! ```
 //!
-//! Invariant: every pull is told once, and its landing is free when no copy writes to it any more.
+//! Invariants: every pull is told once, and its landing is free when no copy writes to it any more; no step walks through all
+//! pulls ([`Outstanding`](super::outstanding)).
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub(super) struct Pull<D: Device> {
     landing: LandingId,
     patience: Duration,
     since: Instant,
+    /// When the node looks whether it is late; none where its patience has no end.
+    look_at: Option<Instant>,
     /// Whether the event of its end was sent. Then the pull only waits for its copy.
     told: bool,
     stage: Stage<D>,
@@ -49,8 +52,13 @@ enum Stage<D: Device> {
 pub(super) struct Import<D: Device> {
     /// Its length, as the first slip that names it says.
     bytes: u64,
-    /// None while it is asked for.
-    arena: Option<Arc<D::Imported>>,
+    arena: Arena<D>,
+}
+
+enum Arena<D: Device> {
+    /// It is asked for. These pulls wait for it; some may have ended.
+    Asked(Vec<PullId>),
+    Mapped(Arc<D::Imported>),
 }
 
 impl<D: Device> Pull<D> {
@@ -59,12 +67,28 @@ impl<D: Device> Pull<D> {
         // Replaced as soon as it begins.
         let stage = Stage::Looking(PullId(0), LandingId(0));
         let since = Instant::now();
-        Self { peer, key, pieces, landing, patience, since, told: false, stage }
+        let look_at = since.checked_add(patience);
+        Self { peer, key, pieces, landing, patience, since, look_at, told: false, stage }
+    }
+
+    pub(super) fn peer(&self) -> PeerId {
+        self.peer
     }
 
     /// Whether the event of its end has not been sent.
     pub(super) fn is_open(&self) -> bool {
         !self.told
+    }
+
+    /// When the node looks whether it is late. None where it is not to be looked at: it has ended, or it waits for its slip, which
+    /// the links watch.
+    pub(super) fn look_at(&self) -> Option<Instant> {
+        match self.stage {
+            Stage::Fetching(_) | Stage::Copying(..) if self.is_open() => self.look_at,
+            Stage::Fetching(_) | Stage::Copying(..) | Stage::Looking(..) | Stage::Checking(..) => {
+                None
+            }
+        }
     }
 }
 
@@ -87,24 +111,9 @@ impl<D: Device> Node<D> {
 
     /// How long the node may sleep unless the links have news.
     pub(super) fn rest(&self, now: Instant) -> Duration {
-        let copying = self.pulls.values().any(|it| matches!(it.stage, Stage::Copying(..)));
-        let late = self.pulls.values().filter_map(|it| self.deadline(it)).min();
-        let late = late.map_or(Duration::MAX, |it| it.saturating_duration_since(now));
-        if copying { late.min(COPYING) } else { late }
-    }
-
-    /// When a pull is late: its patience after the last progress of any pull from its peer. None while it waits for its slip,
-    /// since the links watch that.
-    fn deadline(&self, pull: &Pull<D>) -> Option<Instant> {
-        match pull.stage {
-            Stage::Fetching(_) | Stage::Copying(..) if pull.is_open() => {
-                let moved = self.moved.get(&pull.peer).copied();
-                moved.unwrap_or(pull.since).max(pull.since).checked_add(pull.patience)
-            }
-            Stage::Fetching(_) | Stage::Copying(..) | Stage::Looking(..) | Stage::Checking(..) => {
-                None
-            }
-        }
+        let look = self.pulls.next_look();
+        let late = look.map_or(Duration::MAX, |it| it.0.saturating_duration_since(now));
+        if self.pulls.oldest_copy().is_some() { late.min(COPYING) } else { late }
     }
 
     /// Handles what does not come from the links: fetched arenas, finished copies, late pulls.
@@ -112,25 +121,46 @@ impl<D: Device> Node<D> {
         while let Some((what, descriptor)) = self.asker.answer() {
             self.arrived(what, descriptor);
         }
-        let over = |it: &Pull<D>| match &it.stage {
+        while let Some(id) = self.pulls.oldest_copy()
+            && let Some(how) = self.is_copied(id)
+        {
+            self.pulls.forget_oldest_copy();
+            self.copied(id, how);
+        }
+        self.end_late(Instant::now());
+    }
+
+    /// How a copy has ended, if it has.
+    fn is_copied(&self, id: PullId) -> Option<Result<(), D::Error>> {
+        let pull = self.pulls.get(id).expect("a pull stays while it is copied");
+        match &pull.stage {
             Stage::Copying(_, (copy, _)) => match self.device.is_over(copy) {
                 Ok(false) => None,
                 Ok(true) => Some(Ok(())),
                 Err(why) => Some(Err(why)),
             },
-            Stage::Looking(..) | Stage::Fetching(_) | Stage::Checking(..) => None,
-        };
-        let over: Vec<_> =
-            self.pulls.iter().filter_map(|(&id, it)| over(it).map(|how| (id, how))).collect();
-        for (id, how) in over {
-            self.copied(id, how);
+            Stage::Looking(..) | Stage::Fetching(_) | Stage::Checking(..) => {
+                unreachable!("a copy ends once")
+            }
         }
-        let now = Instant::now();
-        let late = |it: &Pull<D>| self.deadline(it).is_some_and(|it| it <= now);
-        let late: Vec<_> =
-            self.pulls.iter().filter(|(_, it)| late(it)).map(|(&id, _)| id).collect();
-        for id in late {
-            self.end(id, Err(PullError::Deadline));
+    }
+
+    /// Ends pulls of whose peers no pull has made progress during their patience.
+    fn end_late(&mut self, now: Instant) {
+        while let Some((at, id)) = self.pulls.next_look()
+            && at <= now
+        {
+            let mut pull = self.pulls.remove(id).expect("it was just looked at");
+            let moved = self.moved.get(&pull.peer).copied().unwrap_or(pull.since);
+            let deadline = moved.max(pull.since).checked_add(pull.patience);
+            let is_late = deadline.is_some_and(|it| it <= now);
+            if !is_late {
+                pull.look_at = deadline;
+            }
+            self.pulls.insert(id, pull);
+            if is_late {
+                self.end(id, Err(PullError::Deadline));
+            }
         }
     }
 
@@ -160,7 +190,7 @@ impl<D: Device> Node<D> {
 
     /// A look has ended, with a slip or an error.
     fn looked(&mut self, id: PullId, result: Result<u64, PullError>) {
-        let Some(pull) = self.pulls.get(&id) else { return };
+        let Some(pull) = self.pulls.get(id) else { return };
         let (Stage::Looking(_, landing) | Stage::Checking(_, _, landing)) = pull.stage else {
             return;
         };
@@ -186,7 +216,7 @@ impl<D: Device> Node<D> {
 
     /// The first look succeeded: the slip says where the rows are.
     fn found(&mut self, id: PullId, slip: Slip) {
-        let pull = &self.pulls[&id];
+        let pull = self.pulls.get(id).expect("it was just looked at");
         let inside =
             |it: &Piece| it.remote.checked_add(it.bytes).is_some_and(|end| end <= slip.bytes);
         if !pull.pieces.iter().all(inside) {
@@ -194,27 +224,32 @@ impl<D: Device> Node<D> {
             return self.end(id, Err(PullError::Refused { reason }));
         }
         let from = (pull.peer, slip.ticket);
-        let known = self.imports.get(&from).map(|it| (it.bytes, it.arena.clone()));
-        match known {
-            Some((bytes, _)) if bytes != slip.arena_bytes => {
+        match self.imports.get_mut(&from) {
+            Some(Import { bytes, .. }) if *bytes != slip.arena_bytes => {
                 let said = slip.arena_bytes;
                 let reason = format!("an arena of {bytes} bytes is said to have {said} bytes");
-                self.end(id, Err(PullError::Refused { reason }));
+                return self.end(id, Err(PullError::Refused { reason }));
             }
-            Some((_, Some(arena))) => self.copy(id, slip, arena),
-            known => {
-                if known.is_none() {
-                    self.fetch(from, slip.arena_bytes);
-                }
-                self.pulls.get_mut(&id).expect("it was just looked at").stage =
-                    Stage::Fetching(slip);
+            Some(Import { arena: Arena::Mapped(arena), .. }) => {
+                let arena = Arc::clone(arena);
+                return self.copy(id, slip, arena);
             }
+            Some(Import { arena: Arena::Asked(waiting), .. }) => waiting.push(id),
+            None => self.fetch(from, slip.arena_bytes, id),
         }
+        self.change(id, |it| it.stage = Stage::Fetching(slip));
     }
 
-    /// Requests an arena when a thread is free.
-    fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64) {
-        self.imports.insert(from, Import { bytes, arena: None });
+    /// Changes a pull that is outstanding.
+    fn change(&mut self, id: PullId, how: impl FnOnce(&mut Pull<D>)) {
+        let mut pull = self.pulls.remove(id).expect("it is outstanding");
+        how(&mut pull);
+        self.pulls.insert(id, pull);
+    }
+
+    /// Requests an arena for a pull when a thread is free.
+    fn fetch(&mut self, from: (PeerId, Ticket), bytes: u64, pull: PullId) {
+        self.imports.insert(from, Import { bytes, arena: Arena::Asked(vec![pull]) });
         let path = self.doors.get(&from.0).cloned().unwrap_or_default();
         self.asker.ask((from, bytes), Site::File(path), from.1);
     }
@@ -225,32 +260,33 @@ impl<D: Device> Node<D> {
         descriptor: std::io::Result<OwnedFd>,
     ) {
         // The peer was closed meanwhile.
-        if !self.imports.get(&from).is_some_and(|it| it.bytes == bytes && it.arena.is_none()) {
+        let Some(Import { arena: Arena::Asked(waiting), bytes: asked }) =
+            self.imports.get_mut(&from)
+        else {
+            return;
+        };
+        if *asked != bytes {
             return;
         }
+        let waiting = std::mem::take(waiting);
         self.moved.insert(from.0, Instant::now());
         let import = |it: OwnedFd| self.device.import(&it, bytes).map_err(|it| it.to_string());
         let arena = descriptor.map_err(|it| it.to_string()).and_then(import);
-        let waiting = |it: &Pull<D>| match &it.stage {
-            Stage::Fetching(slip) if (it.peer, slip.ticket) == from => Some(slip.clone()),
-            Stage::Fetching(_) | Stage::Looking(..) | Stage::Copying(..) | Stage::Checking(..) => {
-                None
-            }
-        };
-        let waiting: Vec<_> =
-            self.pulls.iter().filter_map(|(&id, it)| waiting(it).map(|slip| (id, slip))).collect();
         match arena {
             Ok(arena) => {
                 let arena = Arc::new(arena);
-                self.imports.insert(from, Import { bytes, arena: Some(Arc::clone(&arena)) });
-                for (id, slip) in waiting {
-                    self.copy(id, slip, Arc::clone(&arena));
+                let mapped = Arena::Mapped(Arc::clone(&arena));
+                self.imports.insert(from, Import { bytes, arena: mapped });
+                for id in waiting {
+                    if let Some(Pull { stage: Stage::Fetching(slip), .. }) = self.pulls.get(id) {
+                        self.copy(id, slip.clone(), Arc::clone(&arena));
+                    }
                 }
             }
             Err(why) => {
                 self.imports.remove(&from);
                 let reason = format!("the arena of {} cannot be had: {why}", from.0);
-                for (id, _) in waiting {
+                for id in waiting {
                     self.end(id, Err(PullError::Refused { reason: reason.clone() }));
                 }
             }
@@ -258,12 +294,13 @@ impl<D: Device> Node<D> {
     }
 
     fn copy(&mut self, id: PullId, slip: Slip, arena: Arc<D::Imported>) {
-        let pull = self.pulls.get_mut(&id).expect("a pull that is not over");
+        let pull = self.pulls.get(id).expect("a pull that is not over");
         let in_arena = |it: &Piece| Piece { remote: it.remote + slip.at, ..*it };
         let pieces: Vec<_> = pull.pieces.iter().map(in_arena).collect();
         match self.device.copy(&arena, self.landings.memory(pull.landing), &pieces) {
             Ok(copy) => {
-                pull.stage = Stage::Copying(slip, (copy, arena));
+                self.change(id, |it| it.stage = Stage::Copying(slip, (copy, arena)));
+                self.pulls.copies(id);
                 self.events.push(Event::Begun { pull: id });
             }
             Err(error) => self.fail(id, &error),
@@ -279,7 +316,7 @@ impl<D: Device> Node<D> {
 
     /// A copy has ended, or failed.
     fn copied(&mut self, id: PullId, how: Result<(), D::Error>) {
-        let Some(mut pull) = self.pulls.remove(&id) else { return };
+        let Some(mut pull) = self.pulls.remove(id) else { return };
         if pull.told {
             self.landings.release(pull.landing, &pull.pieces);
             if let Err(error) = how {
@@ -300,10 +337,10 @@ impl<D: Device> Node<D> {
 
     /// Sends the event of a pull's end. Forgets the pull unless its copy is still in progress.
     fn end(&mut self, id: PullId, result: Result<u64, PullError>) {
-        if !self.pulls.get(&id).is_some_and(Pull::is_open) {
+        if !self.pulls.get(id).is_some_and(Pull::is_open) {
             return;
         }
-        let mut pull = self.pulls.remove(&id).expect("it was just looked at");
+        let mut pull = self.pulls.remove(id).expect("it was just looked at");
         if let Some(call) = self.calls.remove(&id) {
             call(result.is_ok());
         }
@@ -326,9 +363,7 @@ impl<D: Device> Node<D> {
 
     /// Ends all pulls from a peer, and forgets its arenas once nothing is copied from them.
     pub(super) fn end_all(&mut self, peer: PeerId, why: &PullError) {
-        let open = self.pulls.iter().filter(|(_, it)| it.peer == peer && it.is_open());
-        let open: Vec<_> = open.map(|(&id, _)| id).collect();
-        for id in open {
+        for id in self.pulls.open_from(peer) {
             self.end(id, Err(why.clone()));
         }
         self.imports.retain(|(of, _), _| *of != peer);

@@ -95,6 +95,7 @@ impl Paths {
             let Some(Copying { pull, found, .. }) = shared.copying.pop_front() else { return };
             if shared.ways.still(pull.peer(), &found) {
                 self.copied.insert(pull.id());
+                self.demanded.came(pull.peer());
                 self.traffic.shared_bytes += pull.landed();
                 self.tcp.end_copied(pull, Ok(found.number));
             } else {

@@ -123,7 +123,7 @@ impl Paths {
     /// Asks a peer for its offer.
     fn ask(&mut self, peer: PeerId) {
         let Some(shared) = &mut self.sharing else { return };
-        shared.ways.ask(peer);
+        shared.ways.ask(peer, self.demanded.is_shut(peer));
         let landing = self.tcp.land(Buffer::zeroed(OFFER_BYTES));
         let pieces = vec![Piece { remote: 0, local: 0, bytes: OFFER_BYTES as u64 }];
         let (key, patience) = (OFFER, OFFER_PATIENCE);
@@ -200,7 +200,7 @@ impl Paths {
             Answer::Shut(peer, why) => {
                 // Where the link broke, that is the reason, and its event follows.
                 let is_linked = self.tcp.is_opening(peer);
-                self.tcp.close(peer);
+                self.tcp.break_links(peer);
                 self.end_all(peer, &PullError::PeerFailed);
                 let error = format!(
                     "{why}; run both on one machine, or without requiring shared memory (--exchange auto)"
@@ -213,6 +213,7 @@ impl Paths {
     /// Tells that a link was closed since its peer cannot be reached by the path that has to be there; where it never can, that too.
     fn closed(&mut self, peer: PeerId, error: Option<String>, is_unfit: bool) {
         let Some(error) = error else { return };
+        self.demanded.failed(peer, self.tcp.now());
         let unfit = is_unfit.then(|| Event::Unfit { peer, reason: error.clone() });
         self.events.push(Event::Closed { peer, error });
         self.events.extend(unfit);
@@ -304,7 +305,8 @@ impl Provider for Paths {
     }
 
     fn connect(&mut self, peer: PeerId, address: &str) {
-        self.tcp.connect(peer, address);
+        let at = self.demanded.dial_at(peer, self.tcp.now());
+        self.tcp.connect_at(peer, address, at);
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {

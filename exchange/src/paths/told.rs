@@ -27,7 +27,12 @@ impl Paths {
         if !self.tcp.is_opening(peer) {
             return Path::Asked;
         }
-        let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| it.ways.path(peer));
+        let shared = self.sharing.as_ref().map_or(Path::Tcp, |it| {
+            let path = it.ways.path(peer);
+            // Rows wait for their memory only where it is demanded.
+            let is_taken = it.required || it.ways.is_mapped(peer);
+            if path == Path::Shared && !is_taken { Path::Tcp } else { path }
+        });
         let remote = self.remote.as_ref().and_then(|it| it.path(peer)).unwrap_or(Path::Tcp);
         // Prefers the best path that is open, then one that may open.
         [Path::Shared, Path::Ucx, Path::Asked]
@@ -42,7 +47,7 @@ impl Paths {
             return None;
         }
         // A peer of another machine has no reason of this kind.
-        let shared = self.sharing.as_ref().and_then(|it| it.ways.why_shut(peer));
+        let shared = self.sharing.as_ref().and_then(|it| it.ways.why_not(peer));
         shared.or_else(|| match &self.remote {
             Some(remote) => remote.why_shut(peer),
             None => Some(&self.no_ucx),

@@ -32,6 +32,9 @@ pub(super) const LONGEST_REST: Duration = Duration::from_mins(10);
 /// Arenas of one peer that are mapped here: an honest one has a few. The system bounds the mappings of a process (65,530).
 const MOST_ARENAS: usize = 1024;
 
+/// Why rows come by tcp until the first pull has had their memory mapped.
+const UNMAPPED: &str = "its shared memory is not mapped yet";
+
 /// See the module.
 pub(super) struct Ways {
     peers: BTreeMap<PeerId, Way>,
@@ -110,11 +113,12 @@ impl Ways {
         Self { peers: BTreeMap::new(), asker: Asker::new(waker), rounds: 0, failures: 0 }
     }
 
-    /// Begins a way: the peer is to be asked for its offer.
-    pub(super) fn ask(&mut self, peer: PeerId) {
+    /// Begins a way: the peer is to be asked for its offer. `is_shut`: it was logged before the peer connected that none opens.
+    pub(super) fn ask(&mut self, peer: PeerId, is_shut: bool) {
         self.rounds += 1;
         let old = self.peers.remove(&peer);
-        let (rest, said) = old.map_or((FIRST_REST, None), |it| (it.rest, it.said));
+        let shut = is_shut.then_some(Said::Shut);
+        let (rest, said) = old.map_or((FIRST_REST, shut), |it| (it.rest, it.said));
         self.peers.insert(peer, Way { stage: Stage::Asked, round: self.rounds, rest, said });
     }
 
@@ -241,7 +245,7 @@ impl Ways {
         self.peers.contains_key(&peer)
     }
 
-    /// The path that a peer's rows take.
+    /// The path that a peer's rows take once their memory is mapped.
     pub(super) fn path(&self, peer: PeerId) -> Path {
         match self.peers.get(&peer).map(|it| &it.stage) {
             Some(Stage::Asked) => Path::Asked,
@@ -250,10 +254,19 @@ impl Ways {
         }
     }
 
-    /// Why the way to a peer is shut, where it should have worked.
-    pub(super) fn why_shut(&self, peer: PeerId) -> Option<&str> {
+    /// Whether any memory of a peer is mapped.
+    pub(super) fn is_mapped(&self, peer: PeerId) -> bool {
+        match self.peers.get(&peer).map(|it| &it.stage) {
+            Some(Stage::Open { arenas, .. }) => arenas.values().any(Option::is_some),
+            Some(Stage::Asked | Stage::Shut { .. }) | None => false,
+        }
+    }
+
+    /// Why rows of a peer do not come by shared memory, where they should.
+    pub(super) fn why_not(&self, peer: PeerId) -> Option<&str> {
         match &self.peers.get(&peer)?.stage {
             Stage::Shut { why, .. } => why.as_deref(),
+            Stage::Open { .. } if !self.is_mapped(peer) => Some(UNMAPPED),
             Stage::Asked | Stage::Open { .. } => None,
         }
     }
@@ -309,7 +322,7 @@ mod tests {
     fn open(board: &Board) -> Ways {
         let board = Reading::new(&board.descriptor().try_clone_to_owned().unwrap()).unwrap();
         let mut ways = Ways::new(Waker::new().unwrap());
-        ways.ask(PEER);
+        ways.ask(PEER, false);
         let offer = Offer::new(|| [7; 32]);
         ways.peers.get_mut(&PEER).unwrap().stage =
             Stage::Open { offer, board, arenas: BTreeMap::new() };

@@ -6,7 +6,7 @@
 //! Invariant: a stranger that has not proved that it belongs to the job changes nothing here.
 
 use std::io;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
 
@@ -14,7 +14,7 @@ use super::Tcp;
 use super::door::Stranger;
 use super::greeting::{GreetingError, Verdict};
 use super::incoming::Incoming;
-use super::run::nonce;
+use super::run::{LISTENER, nonce};
 use super::socket::{self, LinkError, Silence};
 use super::stream::Stream;
 use crate::peer::PeerId;
@@ -80,6 +80,14 @@ impl Tcp {
         }
     }
 
+    /// Accepts links again after the pause, or after another one where the system does not watch the port yet.
+    pub(super) fn hear_again(&mut self, now: Instant) {
+        if self.deaf_until.is_some_and(|it| it <= now) {
+            let watched = self.watch(&self.listener, LISTENER);
+            self.deaf_until = watched.is_err().then(|| now + DEAF);
+        }
+    }
+
     pub(super) fn serve_stranger(&mut self, token: u64) {
         let Some(stranger) = self.strangers.get_mut(token) else { return };
         let advanced = stranger.advance(&self.identity, nonce);
@@ -140,5 +148,34 @@ impl Tcp {
         for older in older {
             self.fail(older, &format!("{peer} has taken its place"));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::Ipv4Addr;
+
+    use super::super::{Encryption, Limits, TcpConfig};
+    use super::*;
+    use crate::clock::Clock;
+
+    #[test]
+    fn a_port_that_cannot_be_watched_again_is_tried_after_a_pause() {
+        let (clock, hand) = Clock::driven();
+        let (bind, me, limits) =
+            (Ipv4Addr::LOCALHOST.into(), PeerId::server(0, 0), Limits::default());
+        let (secret, encryption) = ([1; 32], Encryption::Off);
+        let config = TcpConfig { bind, me, secret, data_version: 1, encryption, limits };
+        let mut tcp = Tcp::open_at(config, clock.clone()).unwrap();
+        tcp.rest_ears(DEAF);
+        // What is watched already is refused.
+        tcp.watch(&tcp.listener, LISTENER).unwrap();
+        hand.advance(DEAF);
+        tcp.hear_again(clock.now());
+        assert_eq!(tcp.deaf_until, Some(clock.now() + DEAF), "a poll would not sleep");
+        epoll::delete(&tcp.epoll, &tcp.listener).unwrap();
+        hand.advance(DEAF);
+        tcp.hear_again(clock.now());
+        assert_eq!(tcp.deaf_until, None);
     }
 }

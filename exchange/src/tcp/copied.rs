@@ -134,6 +134,11 @@ impl Tcp {
         self.ledger.free(pull, false);
     }
 
+    /// Closes the links with a peer whose demanded path failed. Its pulls end as if the links had broken.
+    pub(crate) fn break_links(&mut self, peer: PeerId) {
+        self.drop_links(peer, &PullError::PeerFailed);
+    }
+
     /// Whether a link to a peer is open or being opened.
     pub(crate) fn is_opening(&self, peer: PeerId) -> bool {
         self.peers.get(&peer).is_some_and(|it| it.outgoing.is_some())

@@ -23,8 +23,19 @@ const FIRST_PAUSE: Duration = Duration::from_millis(10);
 const MOST_DOUBLINGS: u32 = 5;
 
 impl Tcp {
-    /// Begins to connect.
-    pub(super) fn dial(&mut self, peer: PeerId, address: &str) -> Result<(), String> {
+    /// As [`Provider::connect`](crate::Provider::connect), but dials no earlier than at `at`. The link counts as being opened until
+    /// then.
+    pub(crate) fn connect_at(&mut self, peer: PeerId, address: &str, at: Instant) {
+        if self.outgoing_to(peer).is_some() {
+            return;
+        }
+        if let Err(error) = self.dial(peer, address, at) {
+            self.fail(peer, &error);
+        }
+    }
+
+    /// Begins to connect, or to wait for that.
+    fn dial(&mut self, peer: PeerId, address: &str, at: Instant) -> Result<(), String> {
         let newest = self.newest.get(&(peer.role, peer.index)).copied().unwrap_or(0);
         if newest > peer.incarnation {
             return Err(GreetingError::Stale { peer, newest }.to_string());
@@ -34,9 +45,19 @@ impl Tcp {
             address.parse().map_err(|_| format!("address {address:?} is not IP:PORT"))?;
         let refused = |error: io::Error| format!("cannot connect to {address}: {error}");
         let (token, now) = (self.new_token(), self.clock.now());
-        let stream = self.open_stream(target, token).map_err(refused)?;
-        self.outgoing.insert(token, Outgoing::new((peer, target), stream, now));
-        self.opening.insert((now, token));
+        let link = if at > now {
+            let stream = socket::undialled(target).map_err(refused)?;
+            let stream = Stream::opener(stream, self.identity.tls.as_ref());
+            let mut link = Outgoing::new((peer, target), stream, at);
+            link.rest();
+            self.resting.insert((at, token));
+            link
+        } else {
+            let stream = self.open_stream(target, token).map_err(refused)?;
+            Outgoing::new((peer, target), stream, now)
+        };
+        self.opening.insert((link.since, token));
+        self.outgoing.insert(token, link);
         self.peers.entry(peer).or_default().outgoing = Some(token);
         Ok(())
     }
@@ -69,12 +90,19 @@ impl Tcp {
         // The link keeps its socket until there is another.
         epoll::delete(&self.epoll, &link.stream).map_err(|it| LinkError::Io(it.into()))?;
         let pause = FIRST_PAUSE * (1 << link.tries().min(MOST_DOUBLINGS));
-        link.rest();
+        link.rest_again();
         if now + pause >= link.since + self.limits.greeting {
             return Err(link.silence());
         }
         self.resting.insert((now + pause, token));
         Ok(())
+    }
+
+    /// Whether the link to a peer waits to be dialled.
+    #[cfg(test)]
+    pub(crate) fn is_resting(&self, peer: PeerId) -> bool {
+        let token = self.peers.get(&peer).and_then(|it| it.outgoing);
+        token.is_some_and(|token| self.resting.iter().any(|it| it.1 == token))
     }
 
     /// Dials the links again whose pause is over.

@@ -29,6 +29,7 @@ mod outgoing;
 mod pull;
 mod pulls;
 mod replies;
+mod room;
 mod run;
 mod socket;
 mod stream;
@@ -150,8 +151,12 @@ pub struct Tcp {
     /// process has used it.
     publication: u64,
     ledger: Ledger,
-    /// Links that have something to send, or would ask for more if they had room.
+    /// Links that have something to send, or whose own windows have room.
     restless: BTreeSet<u64>,
+    /// Links that lack room in the window of all, by their turn.
+    crowded: BTreeSet<(u64, u64)>,
+    /// Number of turns that were given.
+    turns: u64,
     /// Links that are not open yet, by when they began.
     opening: BTreeSet<(Instant, u64)>,
     /// Links that are dialled again, by when.
@@ -226,6 +231,8 @@ impl Tcp {
             publication: u64::from_le_bytes([a, b, c, d, e, f, g, h]),
             ledger: Ledger::default(),
             restless: BTreeSet::new(),
+            crowded: BTreeSet::new(),
+            turns: 0,
             opening: BTreeSet::new(),
             resting: BTreeSet::new(),
             asked_bytes: 0,
@@ -261,12 +268,7 @@ impl Provider for Tcp {
     }
 
     fn connect(&mut self, peer: PeerId, address: &str) {
-        if self.outgoing_to(peer).is_some() {
-            return;
-        }
-        if let Err(error) = self.dial(peer, address) {
-            self.fail(peer, &error);
-        }
+        self.connect_at(peer, address, self.clock.now());
     }
 
     fn publish(&mut self, key: RegionKey, memory: Arc<Buffer>) {

@@ -38,6 +38,8 @@ pub(super) struct Outgoing {
     tries: u32,
     /// Whether the poll waits for room to write.
     pub(super) wants_write: bool,
+    /// Its turn among the links that lack room; none if it does not.
+    pub(super) turn: Option<u64>,
     stage: Stage,
     outbox: Outbox,
     /// A message was refused since the outbox last had room.
@@ -49,7 +51,7 @@ pub(super) struct Outgoing {
 }
 
 enum Stage {
-    /// Waits to be dialled again.
+    /// Waits to be dialled, or dialled again.
     Resting,
     /// The greeting is in progress.
     Opening(Box<Opening>),
@@ -78,6 +80,7 @@ impl Outgoing {
             since,
             tries: 0,
             wants_write: true,
+            turn: None,
             stage: Stage::Opening(Box::new(Opening::new(peer))),
             outbox: Outbox::default(),
             refused: false,
@@ -115,10 +118,15 @@ impl Outgoing {
         !opening.is_in_a_word() && cut
     }
 
-    /// Waits to be dialled again.
+    /// Waits to be dialled.
     pub(super) fn rest(&mut self) {
-        self.stage = Stage::Resting;
-        (self.wants_write, self.tries) = (false, self.tries + 1);
+        (self.stage, self.wants_write) = (Stage::Resting, false);
+    }
+
+    /// Waits to be dialled again.
+    pub(super) fn rest_again(&mut self) {
+        self.rest();
+        self.tries += 1;
     }
 
     /// Begins again with another stream.
@@ -178,13 +186,12 @@ impl Outgoing {
     /// Requests the parts that there is room for, and writes what is queued.
     ///
     /// `room` is the number of bytes that all links together may still request, `window` the number
-    /// that this link may have outstanding.
-    pub(super) fn send(&mut self, room: u64, window: u64, part: u64) -> Result<(), LinkError> {
+    /// that this link may have outstanding. Returns whether the link would ask for more if there were more `room`.
+    pub(super) fn send(&mut self, room: u64, window: u64, part: u64) -> Result<bool, LinkError> {
         if !self.is_open() {
-            return Ok(());
+            return Ok(false);
         }
-        let room = room.min(window.saturating_sub(self.pulls.asked_bytes()));
-        self.pulls.ask(room, part, self.outbox.end());
+        let lacks_room = self.pulls.ask(room, window, part, self.outbox.end());
         while !self.outbox.waiting().is_empty() {
             let Some(bytes) = socket::write(&mut self.stream, self.outbox.waiting())? else {
                 break;
@@ -192,7 +199,7 @@ impl Outgoing {
             self.outbox.written(bytes);
         }
         socket::flush(&mut self.stream)?;
-        Ok(())
+        Ok(lacks_room)
     }
 
     /// Whether there is room again after a message was refused; said once.

@@ -53,27 +53,30 @@ impl Pulls {
         self.asked_bytes
     }
 
-    /// Whether there is something to ask for.
-    pub(super) fn is_waiting(&self) -> bool {
-        !self.waiting.is_empty()
-    }
-
-    /// Appends requests for as many parts as there is room for.
-    pub(super) fn ask(&mut self, mut room: u64, part_bytes: u64, out: &mut Vec<u8>) {
+    /// Appends requests for as many parts as there is room for, in the `window` of this link too. Returns whether `room` is all
+    /// that the next part lacks.
+    pub(super) fn ask(
+        &mut self,
+        mut room: u64,
+        window: u64,
+        part_bytes: u64,
+        out: &mut Vec<u8>,
+    ) -> bool {
         while let Some(&id) = self.waiting.front() {
             let Some(pull) = self.outstanding.get_mut(&id) else {
                 self.waiting.pop_front();
                 continue;
             };
             let part = pull.unasked().min(part_bytes);
+            let fits = part <= window.saturating_sub(self.asked_bytes);
             let most = if self.asked.len() >= MAX_OUTSTANDING_PULLS {
-                return;
-            } else if part <= room {
+                return false;
+            } else if fits && part <= room {
                 part
             } else if self.asked.is_empty() {
                 part.min(IDLE_PART_BYTES)
             } else {
-                return;
+                return fits;
             };
             let (spans, bytes) = pull.cut(most);
             let (number, attempt) = (self.next_part, pull.attempt());
@@ -86,6 +89,7 @@ impl Pulls {
             self.asked_bytes += bytes;
             room = room.saturating_sub(bytes);
         }
+        false
     }
 
     /// The pull that gets the next bytes of data; none if it has ended or begun again.

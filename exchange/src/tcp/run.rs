@@ -16,7 +16,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 
 use super::outgoing::Progress;
 use super::socket::LinkError;
-use super::{Limits, Links, Tcp};
+use super::{Links, Tcp};
 use crate::peer::PeerId;
 use crate::provider::{Event, PullError};
 
@@ -118,7 +118,7 @@ impl Tcp {
     }
 
     /// After a link's turn: closes the link if it failed, else tells the poll what the link waits for.
-    fn settle(&mut self, peer: PeerId, token: u64, result: Result<(), LinkError>) {
+    pub(super) fn settle(&mut self, peer: PeerId, token: u64, result: Result<(), LinkError>) {
         if let Err(error) = result.and_then(|()| self.update_interest(token).map_err(LinkError::Io))
         {
             self.fail(peer, &error.to_string());
@@ -164,31 +164,6 @@ impl Tcp {
         std::mem::take(&mut self.is_called)
     }
 
-    /// Sends what is queued for peers, and requests parts as far as windows allow.
-    pub(super) fn send(&mut self) {
-        let mut results = Vec::new();
-        for token in std::mem::take(&mut self.restless) {
-            let Some(link) = self.outgoing.get_mut(&token) else { continue };
-            let Limits { window_bytes, peer_window_bytes, part_bytes, .. } = self.limits;
-            let before = link.pulls.asked_bytes();
-            let room = window_bytes.saturating_sub(self.asked_bytes);
-            let result = link.send(room, peer_window_bytes, part_bytes.max(1));
-            self.asked_bytes += link.pulls.asked_bytes() - before;
-            if result.is_ok() && link.has_room_again(self.limits.queued_bytes) {
-                self.ledger.events.push(Event::Room { peer: link.peer });
-            }
-            if link.is_open() && link.pulls.is_waiting() {
-                self.restless.insert(token);
-            }
-            if result.is_err() || link.has_output() != link.wants_write {
-                results.push((link.peer, token, result));
-            }
-        }
-        for (peer, token, result) in results {
-            self.settle(peer, token, result);
-        }
-    }
-
     pub(super) fn new_token(&mut self) -> u64 {
         self.next_token += 1;
         self.next_token - 1
@@ -209,6 +184,9 @@ impl Tcp {
         {
             self.opening.remove(&(link.since, token));
             self.asked_bytes -= link.pulls.asked_bytes();
+            if let Some(turn) = link.turn {
+                self.crowded.remove(&(turn, token));
+            }
             link.pulls.end_all(result, &mut self.ledger);
         }
     }
@@ -273,11 +251,7 @@ impl Tcp {
                 self.fail(peer, &error);
             }
         }
-        if self.deaf_until.is_some_and(|it| it <= now)
-            && self.watch(&self.listener, LISTENER).is_ok()
-        {
-            self.deaf_until = None;
-        }
+        self.hear_again(now);
     }
 }
 
@@ -294,7 +268,7 @@ mod tests {
     use std::net::Ipv4Addr;
     use std::sync::Arc;
 
-    use super::super::{Encryption, TcpConfig};
+    use super::super::{Encryption, Limits, TcpConfig};
     use super::*;
     use crate::buffer::Buffer;
     use crate::peer::{Piece, RegionKey};

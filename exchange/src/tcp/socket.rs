@@ -34,6 +34,13 @@ pub(super) fn listen(address: IpAddr) -> io::Result<TcpListener> {
     Ok(socket.into())
 }
 
+/// A stream that is to be dialled later.
+pub(super) fn undialled(address: SocketAddr) -> io::Result<TcpStream> {
+    let socket = open(address)?;
+    forked::remember(&socket);
+    Ok(socket.into())
+}
+
 /// Begins to connect; the stream is writable as soon as that ended.
 pub(super) fn dial(address: SocketAddr, silence: Silence) -> io::Result<TcpStream> {
     let socket = open(address)?;

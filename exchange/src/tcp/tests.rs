@@ -105,10 +105,10 @@ fn replies_land_where_they_belong_or_nowhere() {
             let pull = Pull::new(id, wish, (landing, 2), Duration::from_secs(1), Instant::now());
             pulls.add(ledger.begin(pull).expect("free"));
         }
-        pulls.ask(1 << 20, 1 << 20, &mut Vec::new());
+        pulls.ask(1 << 20, u64::MAX, 1 << 20, &mut Vec::new());
         feed(&mut theirs, input, random, || {
             let read = replies.read(&mut ours, &mut pulls, &mut ledger);
-            pulls.ask(1 << 20, 1 << 20, &mut Vec::new());
+            pulls.ask(1 << 20, u64::MAX, 1 << 20, &mut Vec::new());
             read.is_ok()
         });
         pulls.end_all(&crate::provider::PullError::PeerFailed, &mut ledger);

@@ -190,26 +190,26 @@ impl Node {
 
     /// Why a peer has no path of the kind that has to be there.
     pub(crate) fn unfit(&self, wanted: PeerId) -> Option<&str> {
-        self.events.iter().find_map(|event| {
-            if let Event::Unfit { peer, reason } = event
-                && *peer == wanted
-            {
-                return Some(reason.as_str());
-            }
-            None
+        self.why(wanted, |it| {
+            if let Event::Unfit { peer, reason } = it { Some((*peer, reason)) } else { None }
         })
     }
 
     /// Why the links with `wanted` were closed.
     pub(crate) fn closed(&self, wanted: PeerId) -> Option<&str> {
-        self.events.iter().find_map(|event| {
-            if let Event::Closed { peer, error } = event
-                && *peer == wanted
-            {
-                return Some(error.as_str());
-            }
-            None
+        self.why(wanted, |it| {
+            if let Event::Closed { peer, error } = it { Some((*peer, error)) } else { None }
         })
+    }
+
+    /// What the first event that `told` picks says of a peer.
+    fn why(
+        &self,
+        wanted: PeerId,
+        told: impl Fn(&Event) -> Option<(PeerId, &String)>,
+    ) -> Option<&str> {
+        let mut all = self.events.iter().filter_map(told);
+        all.find(|it| it.0 == wanted).map(|it| it.1.as_str())
     }
 
     pub(crate) fn refusals(&self) -> Vec<&str> {

@@ -2,7 +2,7 @@
 //!
 //! In: children, which are this program with one ignored test, and words to them. Out: what the parent has, and what they say.
 
-use cadre_exchange::{Buffer, LandingId, Path, Provider, PullError, PullId, RegionKey, Sharing};
+use cadre_exchange::{Buffer, LandingId, Provider, PullError, PullId, RegionKey, Sharing};
 use rustix::process::{Resource, Rlimit, setrlimit};
 
 use crate::children::{Told, say, word};
@@ -146,7 +146,7 @@ fn a_reader_that_is_stopped_while_it_asks_at_a_door_goes_on_asking() {
 fn a_child_that_has_no_descriptor_left() {
     let mut reader = node(READER, Sharing::Auto);
     reader.tcp.connect(OWNER, &word());
-    until(&mut [&mut reader], |nodes| nodes[0].tcp.path(OWNER) == Path::Shared);
+    until(&mut [&mut reader], |nodes| nodes[0].is_connected(OWNER));
     let mut all = true;
     while reader.tcp.traffic().shared_bytes == 0 {
         all &= whole(&mut reader).expect("published") == pattern(BYTES, 1);

@@ -30,6 +30,20 @@ fn rows_in_arenas_are_copied_and_all_others_are_sent() {
 }
 
 #[test]
+fn rows_are_said_to_come_by_tcp_until_their_memory_is_mapped() {
+    let (mut owner, mut reader) = (node(OWNER, Sharing::Auto), node(READER, Sharing::Auto));
+    let region = owner.publish(KEY, BYTES, 1);
+    connect(&mut reader, &mut owner);
+    until(&mut [&mut reader, &mut owner], |nodes| nodes[0].tcp.path(OWNER) != Path::Asked);
+    assert_eq!(reader.tcp.path(OWNER), Path::Tcp);
+    assert_eq!(reader.tcp.why_tcp(OWNER), Some("its shared memory is not mapped yet"));
+    while reader.tcp.traffic().shared_bytes == 0 {
+        assert!(whole(&mut reader, &mut owner, KEY).expect("published") == *region);
+    }
+    assert_eq!((reader.tcp.path(OWNER), reader.tcp.why_tcp(OWNER)), (Path::Shared, None));
+}
+
+#[test]
 fn a_region_that_is_published_anew_while_it_is_copied_comes_anew() {
     let (mut owner, mut reader) = (node(OWNER, Sharing::Auto), node(READER, Sharing::Required));
     connect(&mut reader, &mut owner);

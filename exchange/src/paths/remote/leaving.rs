@@ -14,7 +14,7 @@ use super::way::{Onward, Stage, Way};
 use super::{For, Remote};
 use crate::paths::{NO_UCX, Paths};
 use crate::peer::PeerId;
-use crate::provider::{Provider as _, PullError, PullId};
+use crate::provider::{PullError, PullId};
 use crate::tcp::Pull;
 use crate::ucx::{EndId, Flying};
 
@@ -206,7 +206,7 @@ impl Paths {
         }
         if closes {
             let is_linked = self.tcp.is_opening(peer);
-            self.tcp.close(peer);
+            self.tcp.break_links(peer);
             self.end_all(peer, &PullError::PeerFailed);
             let error = format!(
                 "{why}; run where both reach each other by UCX, or without requiring it (--exchange auto)"

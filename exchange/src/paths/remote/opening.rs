@@ -53,7 +53,7 @@ impl Paths {
         remote.rounds += 1;
         let round = remote.rounds;
         let before = remote.ways.remove(&peer);
-        remote.ways.insert(peer, Way::asked(round, before));
+        remote.ways.insert(peer, Way::asked(round, before, self.demanded.is_shut(peer)));
         for pull in left {
             self.begin_again(pull);
         }

@@ -280,6 +280,7 @@ impl Paths {
                 let Some(pull) = remote.remove(id) else { return };
                 self.copied.insert(id);
                 self.traffic.ucx_bytes += pull.landed();
+                self.demanded.came(pull.peer());
                 self.tcp.end_copied(pull, Ok(found.number));
             }
             Step::Again(_) => self.over_the_link(id),

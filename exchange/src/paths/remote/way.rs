@@ -78,10 +78,12 @@ impl Key {
 }
 
 impl Way {
-    /// A way whose card is being pulled; `before` is the former way to the same peer.
-    pub(super) fn asked(round: u64, before: Option<Self>) -> Self {
+    /// A way whose card is being pulled; `before` is the former way to the same peer. `is_shut`: it was logged before the peer
+    /// connected that none opens.
+    pub(super) fn asked(round: u64, before: Option<Self>, is_shut: bool) -> Self {
+        let shut = is_shut.then_some(Path::Tcp);
         let (rest, said, is_told) =
-            before.map_or((FIRST_REST, None, false), |it| (it.rest, it.said, it.is_told));
+            before.map_or((FIRST_REST, shut, false), |it| (it.rest, it.said, it.is_told));
         let (stage, keys) = (Stage::Asked, BTreeMap::new());
         let (to_look, to_read) = (VecDeque::new(), BTreeSet::new());
         Self {

@@ -52,6 +52,14 @@ fn until_path(reader: &mut Paths, owner: &mut Paths, path: Path) {
     });
 }
 
+/// Until the owner's shared memory can be mapped.
+fn until_shared(reader: &mut Paths, owner: &mut Paths) {
+    until(reader, owner, |it| {
+        it.poll(Duration::from_millis(1), &mut Vec::new());
+        it.sharing.as_ref().unwrap().ways.path(OWNER) == Path::Shared
+    });
+}
+
 /// Pulls the region: what that added to the reader's traffic.
 fn fetch(reader: &mut Paths, owner: &mut Paths) -> Traffic {
     let landing = reader.land(Buffer::zeroed(BYTES));
@@ -89,7 +97,7 @@ fn where_shared_memory_failed_that_is_why_rows_come_by_tcp() {
     let (Some(mut owner), Some(mut reader)) = (open(OWNER), open(READER)) else { return };
     reader.remote = None;
     reader.connect(OWNER, &owner.address());
-    until_path(&mut reader, &mut owner, Path::Shared);
+    until_shared(&mut reader, &mut owner);
     let now = reader.tcp.now();
     let ways = &mut reader.sharing.as_mut().unwrap().ways;
     let answer = ways.shut(OWNER, "no descriptor is left".to_owned(), true, now);
@@ -104,7 +112,7 @@ fn rows_are_held_for_network_cards_only_when_a_peer_has_no_shared_memory() {
     let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
     owner.publish(KEY, Arc::new(pool.take(BYTES)));
     reader.connect(OWNER, &owner.address());
-    until_path(&mut reader, &mut owner, Path::Shared);
+    until_shared(&mut reader, &mut owner);
     // The first one may find that the arena is not mapped yet.
     fetch(&mut reader, &mut owner);
     until(&mut reader, &mut owner, |it| {
@@ -133,12 +141,12 @@ fn a_pull_that_better_paths_have_missed_is_counted_once_and_one_that_ucx_brings_
     let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
     owner.publish(KEY, Arc::new(pool.take(BYTES)));
     reader.connect(OWNER, &owner.address());
-    until_path(&mut reader, &mut owner, Path::Shared);
+    until_shared(&mut reader, &mut owner);
     lose_shared_memory(&mut reader);
     until_path(&mut reader, &mut owner, Path::Ucx);
     let bytes = BYTES as u64;
     // Its shared memory is tried again.
-    reader.sharing.as_mut().unwrap().ways.ask(OWNER);
+    reader.sharing.as_mut().unwrap().ways.ask(OWNER, false);
     let by_ucx = Traffic { ucx_bytes: bytes, ..Traffic::default() };
     assert_eq!(fetch(&mut reader, &mut owner), by_ucx);
     reader.ask_card(OWNER);
@@ -164,7 +172,7 @@ fn landings_in_arenas_are_registered_once_and_their_bytes_arrive_across_stretche
     rows.bytes_mut().fill(5);
     owner.publish(KEY, Arc::new(rows));
     reader.connect(OWNER, &owner.address());
-    until_path(&mut reader, &mut owner, Path::Shared);
+    until_shared(&mut reader, &mut owner);
     lose_shared_memory(&mut reader);
     until_path(&mut reader, &mut owner, Path::Ucx);
     let landings = Pool::shared_and_poisoned(200 << 20).unwrap();
@@ -191,7 +199,7 @@ fn a_landing_that_cannot_be_registered_is_filled_over_the_link_and_the_way_stays
     let pool = Pool::shared_and_poisoned(1 << 20).unwrap();
     owner.publish(KEY, Arc::new(pool.take(BYTES)));
     reader.connect(OWNER, &owner.address());
-    until_path(&mut reader, &mut owner, Path::Shared);
+    until_shared(&mut reader, &mut owner);
     lose_shared_memory(&mut reader);
     until_path(&mut reader, &mut owner, Path::Ucx);
     let landing = reader.land(pool.take(BYTES));
