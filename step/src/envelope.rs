@@ -44,7 +44,7 @@ pub enum Envelope {
         /// The life that beats.
         by: Life,
         /// The heartbeat.
-        beat: Heartbeat,
+        beat: Box<Heartbeat>,
     },
 }
 

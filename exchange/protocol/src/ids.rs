@@ -68,6 +68,15 @@ impl Nanos {
         Self(self.0.saturating_add(span.0))
     }
 
+    /// The earlier of two moments of which either may never come.
+    #[must_use]
+    pub fn first_of(one: Option<Self>, other: Option<Self>) -> Option<Self> {
+        match (one, other) {
+            (Some(one), Some(other)) => Some(one.min(other)),
+            (one, other) => one.or(other),
+        }
+    }
+
     /// The span since `earlier`, zero if that is later.
     #[must_use]
     pub const fn since(self, earlier: Self) -> Self {

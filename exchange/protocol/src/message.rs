@@ -53,7 +53,7 @@ pub enum Message {
         tables: Vec<Fillers>,
     },
     /// Any machine to the conductor: alive, and what it knows.
-    Heartbeat(Heartbeat),
+    Heartbeat(Box<Heartbeat>),
     /// Conductor to all: alive, and the watermark once more.
     Pulse {
         /// The watermark.

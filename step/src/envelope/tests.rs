@@ -37,7 +37,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         Message::Finished { at, works },
         Message::Ack { acks },
         Message::Round { step: 3, round: Round(1), tables: vec![vec![None; 3]] },
-        Message::Heartbeat(beat.clone()),
+        Message::Heartbeat(Box::new(beat.clone())),
         Message::Suspect { server, why: Why::Broken, lasting: Nanos(7) },
         Message::Unreached { trainers: vec![(TrainerId(3), Nanos(7))] },
         Message::Spare { watermark: Some(at) },
@@ -49,7 +49,7 @@ fn envelopes() -> Vec<Vec<u8>> {
         number: 300,
         body,
     });
-    let beat = Envelope::Beat { by: Life(9), beat };
+    let beat = Envelope::Beat { by: Life(9), beat: Box::new(beat) };
     let all = messages.map(Envelope::Protocol).into_iter().chain(words).chain([beat]);
     all.map(|it| postcard::to_stdvec(&it).unwrap()).collect()
 }

@@ -251,10 +251,10 @@ fn go_through(
             };
             for (peers, done) in [(all, Some(at)), (others, None)] {
                 for &it in peers.iter().filter(|it| **it != first) {
-                    job.come(it, &Envelope::Protocol(Message::Heartbeat(beat(done))));
+                    job.come(it, &Envelope::Protocol(Message::Heartbeat(Box::new(beat(done)))));
                 }
             }
-            job.own(Output::Message(Message::Heartbeat(beat(Some(at)))));
+            job.own(Output::Message(Message::Heartbeat(Box::new(beat(Some(at))))));
             job.settle();
         }
     }

@@ -172,7 +172,7 @@ impl<P: Exchange> Io<P> {
         if matches!(shared.me, Peer::Trainer(_)) {
             probe::publish(&mut shared);
         }
-        let (load, looked) = (Load::new(shared.clock.moment()), shared.now());
+        let (load, looked) = (Load::new(shared.now()), shared.now());
         Self {
             shared,
             trainer,
@@ -330,7 +330,7 @@ impl<P: Exchange> Io<P> {
             self.server.as_ref().and_then(Tasks::next_deadline),
             self.conductor.as_ref().and_then(Conducting::next_deadline),
         ];
-        let next = deadlines.into_iter().flatten().min();
+        let next = deadlines.into_iter().fold(None, Nanos::first_of);
         let until = next.map_or(LONGEST_SLEEP, |it| Duration::from_nanos(it.since(now).0));
         until.min(LONGEST_SLEEP).min(self.probing.rest())
     }
@@ -363,7 +363,7 @@ impl<P: Exchange> Io<P> {
     /// Tells the controller about the load of a server, now and then; of one in place when it had work.
     fn report(&mut self) {
         let dedicated = matches!(self.shared.me, Peer::Server(_));
-        if let Some(report) = self.load.report(self.shared.clock.moment())
+        if let Some(report) = self.load.report(self.looked)
             && (dedicated || report.cost > 0)
         {
             let memory_bytes = self.server.as_ref().map_or(0, |it| it.memory(&self.shared));

@@ -147,6 +147,9 @@ impl Probing {
 
     /// Goes on where a path is found, or was not found for too long; measures anew what has changed.
     pub(super) fn look(&mut self, shared: &mut Shared<impl Exchange>) {
+        if self.finding.is_none() && self.done.is_empty() {
+            return;
+        }
         let now = shared.clock.moment();
         if let Some((peer, until)) = self.finding {
             if shared.provider.path(peer).is_some() || until <= now {
@@ -155,8 +158,7 @@ impl Probing {
             }
             return;
         }
-        if self.current.is_some() || self.done.is_empty() || self.look_at.is_some_and(|it| now < it)
-        {
+        if self.current.is_some() || self.look_at.is_some_and(|it| now < it) {
             return;
         }
         self.look_at = Some(now + PATHS_CHECKED_EVERY);

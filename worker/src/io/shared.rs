@@ -5,6 +5,7 @@
 //! provider's. A machine's pull may be several of the provider's, one a tensor: it ends when the last
 //! of them has, with the failure that says most of the path.
 
+mod addresses;
 mod peers;
 mod pulls;
 
@@ -23,6 +24,7 @@ use cadre_step::lowering::Tensor;
 use cadre_step::planned::{PlannedStep, filler};
 use cadre_step::words::Life;
 
+use self::addresses::Addresses;
 use self::pulls::Group;
 use super::clock::Clock;
 use super::exchange::Exchange;
@@ -82,7 +84,7 @@ pub struct Shared<P: Exchange> {
     pub numerics: Option<String>,
     /// How many trainers the job has, as far as this process was told: [`u16::MAX`] until then.
     pub trainer_count: u16,
-    addresses: BTreeMap<Peer, (PeerId, String)>,
+    addresses: Addresses,
     /// How many of these it may have links with at a time, each in one of its incarnations.
     names: u64,
     pulls: BTreeMap<WirePull, u64>,
@@ -114,7 +116,7 @@ impl<P: Exchange> Shared<P> {
             tracer,
             numerics: None,
             trainer_count: u16::MAX,
-            addresses: BTreeMap::new(),
+            addresses: Addresses::default(),
             names: 0,
             pulls: BTreeMap::new(),
             groups: BTreeMap::new(),
@@ -178,7 +180,7 @@ impl<P: Exchange> Shared<P> {
             Err(error) => return tracing::error!("a message cannot be encoded: {error}"),
         };
         for to in all.iter().filter(|it| **it != self.me) {
-            let Some((id, address)) = self.addresses.get(to) else {
+            let Some((id, address)) = self.addresses.get(*to) else {
                 tracing::debug!("no address of {to} yet");
                 continue;
             };

@@ -185,7 +185,7 @@ impl Hostile {
                 let watermark = self.random.chance(50).then(|| self.at(job));
                 Message::Pulse { watermark, ask: self.some(3, |it| it.server(job)) }
             }
-            _ => Message::Heartbeat(self.beat(job)),
+            _ => Message::Heartbeat(Box::new(self.beat(job))),
         }
     }
 
@@ -285,7 +285,7 @@ impl Hostile {
         match kind {
             11 => {
                 let by = if self.random.chance(50) { life } else { stream.life };
-                (Envelope::Beat { by, beat: self.beat(job) }, None)
+                (Envelope::Beat { by, beat: Box::new(self.beat(job)) }, None)
             }
             0..11 => (Envelope::Protocol(self.message(kind, job)), None),
             22 => {

@@ -45,8 +45,8 @@ pub struct Conductor {
     settings: Settings,
     /// By trainer.
     trainers: Vec<(Life, Option<At>)>,
-    /// How many trainers have every phase up to one.
-    done: BTreeMap<Option<At>, usize>,
+    /// How many trainers have no more than every phase up to the watermark.
+    behind: usize,
     servers: BTreeMap<ServerId, Life>,
     /// Newest incarnation lost, by index of the server.
     lost: BTreeMap<u16, u32>,
@@ -94,7 +94,7 @@ impl Conductor {
         Self {
             settings,
             trainers: (0..trainers).map(|_| (Life::new(first), None)).collect(),
-            done: BTreeMap::from([(None, trainers.into())]),
+            behind: trainers.into(),
             servers: BTreeMap::new(),
             lost: BTreeMap::new(),
             leaving: BTreeMap::new(),
@@ -170,8 +170,9 @@ impl Conductor {
         if self.ended {
             return None;
         }
-        let waits = self.waits().map(|it| it.0);
-        waits.chain(self.dead_until).chain([self.beat_at, self.quiet_until]).min()
+        let soonest = self.beat_at.min(self.quiet_until);
+        let soonest = self.dead_until.map_or(soonest, |it| it.min(soonest));
+        Some(self.waits().fold(soonest, |soonest, it| it.0.min(soonest)))
     }
 
     fn message(&mut self, now: Nanos, from: Peer, message: Message, out: &mut Vec<Command>) {
@@ -236,18 +237,18 @@ impl Conductor {
         if self.live.contains_key(&at.step) {
             self.held = None;
         }
-        *self.done.entry(Some(at)).or_default() += 1;
-        let left = self.done.entry(before).or_default();
-        *left -= 1;
-        if *left == 0 {
-            self.done.remove(&before);
-        }
-        let watermark = self.done.first_key_value().and_then(|it| *it.0);
-        if watermark <= self.watermark {
+        if before > self.watermark {
             return;
         }
-        self.watermark = watermark;
-        if let Some(at) = watermark {
+        self.behind -= 1;
+        if self.behind > 0 {
+            return;
+        }
+        // All are told, too, so to look at each of them costs little beside that.
+        let done = self.trainers.iter().map(|it| it.1);
+        self.watermark = done.clone().min().flatten();
+        self.behind = done.filter(|it| *it == self.watermark).count();
+        if let Some(at) = self.watermark {
             let to = self.everybody();
             out.push(Command::SendAll { to, message: Message::Watermark { at } });
             let live = self.live.len();

@@ -52,7 +52,7 @@ impl Server {
             Some(_) | None => (at, now),
         };
         self.owing = self.owes().map(since);
-        let message = Message::Heartbeat(Heartbeat {
+        let message = Message::Heartbeat(Box::new(Heartbeat {
             watermark: self.watermark,
             done: None,
             rounds: self.steps.iter().map(|(&step, it)| (step, it.table.round)).collect(),
@@ -60,7 +60,7 @@ impl Server {
             unreached: self.unreached(now),
             reached: Vec::new(),
             leaves: self.leaves != Leaves::No,
-        });
+        }));
         out.push(Command::Send { to: Peer::CONDUCTOR, message });
     }
 }

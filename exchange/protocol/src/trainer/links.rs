@@ -131,7 +131,7 @@ impl Trainer {
                 reached: std::mem::take(&mut self.reached).into_iter().collect(),
                 ..Heartbeat::default()
             };
-            let message = Message::Heartbeat(heartbeat);
+            let message = Message::Heartbeat(Box::new(heartbeat));
             out.push(Command::Send { to: Peer::CONDUCTOR, message });
             self.say_unreached(now, out);
         }

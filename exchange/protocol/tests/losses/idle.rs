@@ -17,7 +17,8 @@ fn cannot_pull(
         let mut commands = quiet(conductor, millis, millis + 1, silent);
         for &server in servers {
             let unreached = vec![(TrainerId(1), ms(millis - from))];
-            let message = Message::Heartbeat(Heartbeat { unreached, ..Heartbeat::default() });
+            let message =
+                Message::Heartbeat(Box::new(Heartbeat { unreached, ..Heartbeat::default() }));
             let from = Peer::Server(server);
             commands.extend(handle(conductor, ms(millis), Event::Message { from, message }));
         }
@@ -60,7 +61,7 @@ fn never_begun(begins: u64, pause: std::ops::Range<u64>) -> Option<u64> {
         let now = ms(millis);
         let mut said = quiet(&mut conductor, millis, millis + 1, &[Peer::Server(server)]);
         let rounds = if millis < begins { Vec::new() } else { vec![(0, Round(0))] };
-        let message = Message::Heartbeat(Heartbeat { rounds, ..Heartbeat::default() });
+        let message = Message::Heartbeat(Box::new(Heartbeat { rounds, ..Heartbeat::default() }));
         said.extend(handle(
             &mut conductor,
             now,

@@ -12,7 +12,7 @@ const LEAVES: ServerId = SERVERS[0];
 
 /// A heartbeat of the server.
 fn beats(conductor: &mut Conductor, now: Nanos, leaves: bool) -> Vec<Command> {
-    let message = Message::Heartbeat(Heartbeat { leaves, ..Heartbeat::default() });
+    let message = Message::Heartbeat(Box::new(Heartbeat { leaves, ..Heartbeat::default() }));
     handle(conductor, now, Event::Message { from: Peer::Server(LEAVES), message })
 }
 
@@ -119,7 +119,8 @@ fn servers_that_have_left_leave_no_trace_in_the_conductor() {
         let message = Message::Suspect { server: id, why: Why::Broken, lasting: ms(0) };
         let from = Peer::Trainer(TrainerId(1));
         handle(&mut conductor, now, Event::Message { from, message });
-        let message = Message::Heartbeat(Heartbeat { leaves: true, ..Heartbeat::default() });
+        let message =
+            Message::Heartbeat(Box::new(Heartbeat { leaves: true, ..Heartbeat::default() }));
         handle(&mut conductor, now, Event::Message { from: Peer::Server(id), message });
         done(&mut conductor, now, u64::from(incarnation));
         let step = u64::from(incarnation) + 1;

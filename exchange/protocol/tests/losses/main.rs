@@ -26,7 +26,7 @@ fn handle(conductor: &mut Conductor, now: Nanos, event: Event) -> Vec<Command> {
 }
 
 fn heard(conductor: &mut Conductor, now: Nanos, from: Peer) -> Vec<Command> {
-    let message = Message::Heartbeat(Heartbeat::default());
+    let message = Message::Heartbeat(Box::new(Heartbeat::default()));
     handle(conductor, now, Event::Message { from, message })
 }
 

@@ -33,8 +33,10 @@ fn servers_whose_replacements_are_heard_cut_nobody_off() {
             for peer in new.map(Peer::Server) {
                 said.extend(heard(&mut conductor, ms(millis), peer));
             }
-            let message =
-                Message::Heartbeat(Heartbeat { reached: SERVERS.to_vec(), ..Heartbeat::default() });
+            let message = Message::Heartbeat(Box::new(Heartbeat {
+                reached: SERVERS.to_vec(),
+                ..Heartbeat::default()
+            }));
             let from = Peer::Trainer(TrainerId(1));
             said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
         }
@@ -110,7 +112,7 @@ fn deaf_to_place_0(places: u16, others: &[Filler]) -> Option<End> {
         let silent = [Peer::Server(SERVERS[0])];
         let mut said = quiet(&mut conductor, millis, millis + 1, &silent);
         let reached = lives.clone();
-        let message = Message::Heartbeat(Heartbeat { reached, ..Heartbeat::default() });
+        let message = Message::Heartbeat(Box::new(Heartbeat { reached, ..Heartbeat::default() }));
         let from = Peer::Trainer(TrainerId(1));
         said.extend(handle(&mut conductor, now, Event::Message { from, message }));
         if said.iter().any(|it| matches!(it, Command::DeclareLost(it) if it.index == 0)) {

@@ -76,7 +76,8 @@ impl Path {
             [Peer::Trainer(ME), Peer::Trainer(OTHER)].into_iter().chain(SERVERS.map(Peer::Server))
         {
             let rounds = vec![(0, Round(0))];
-            let message = Message::Heartbeat(Heartbeat { rounds, ..Heartbeat::default() });
+            let message =
+                Message::Heartbeat(Box::new(Heartbeat { rounds, ..Heartbeat::default() }));
             said.extend(handle(&mut self.conductor, now, Event::Message { from: peer, message }));
         }
         while let Some(event) = self.queue.pop_front() {

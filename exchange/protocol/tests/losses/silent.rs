@@ -35,7 +35,8 @@ fn both_silent_beside(
         let asked = |it: &Command| matches!(it, Command::Send { message: Message::Pulse { ask, .. }, .. } if !ask.is_empty());
         if said.iter().any(asked) {
             let reached = reached.to_vec();
-            let message = Message::Heartbeat(Heartbeat { reached, ..Heartbeat::default() });
+            let message =
+                Message::Heartbeat(Box::new(Heartbeat { reached, ..Heartbeat::default() }));
             let from = Peer::Trainer(TrainerId(1));
             said.extend(handle(&mut conductor, ms(millis), Event::Message { from, message }));
         }

@@ -199,7 +199,7 @@ impl Machine for ConductorShell {
                     Peer::Trainer(TrainerId(2)),
                     Peer::Server(SERVER),
                 ]);
-                let message = Message::Heartbeat(Heartbeat::default());
+                let message = Message::Heartbeat(Box::new(Heartbeat::default()));
                 conductor::Event::Message { from, message }
             }
         };

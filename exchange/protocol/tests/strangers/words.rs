@@ -82,7 +82,7 @@ pub(crate) fn message(random: &mut Random) -> Message {
             let step = number(random, 4, u64::MAX);
             Message::Round { step, round: Round(round as u32), tables }
         }
-        6 => Message::Heartbeat(Heartbeat {
+        6 => Message::Heartbeat(Box::new(Heartbeat {
             watermark: random.chance(50).then(|| at(random)),
             done: random.chance(50).then(|| at(random)),
             rounds: vec![(number(random, 4, u64::MAX), Round(random.within(0, 3) as u32))],
@@ -90,7 +90,7 @@ pub(crate) fn message(random: &mut Random) -> Message {
             unreached: (0..random.within(0, 2)).map(|_| (trainer(random), span(random))).collect(),
             reached: (0..random.within(0, 2)).map(|_| server_id(random)).collect(),
             leaves: random.chance(20),
-        }),
+        })),
         7 => Message::Pulse {
             watermark: random.chance(50).then(|| at(random)),
             ask: (0..random.within(0, 2)).map(|_| server_id(random)).collect(),

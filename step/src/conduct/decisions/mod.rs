@@ -192,8 +192,8 @@ impl Decisions {
     /// When something is due.
     pub fn next_deadline(&self) -> Option<Nanos> {
         let telling = self.telling.first_key_value().map(|it| it.1.until);
-        let own = self.patience.into_iter().chain(self.standing_until).chain(telling);
-        self.machine.next_deadline().into_iter().chain(own).min()
+        let own = [self.patience, self.standing_until, telling];
+        own.into_iter().fold(self.machine.next_deadline(), Nanos::first_of)
     }
 
     /// Whether a peer is told anything: not a server that is lost, nor one that no view and no live step names any more.

@@ -36,27 +36,22 @@ impl<P: Exchange> Shared<P> {
     /// Whether a peer is known, in whichever incarnation.
     fn is_named(&self, peer: Peer) -> bool {
         match peer {
-            Peer::Trainer(_) => self.addresses.contains_key(&peer),
-            Peer::Server(id) => {
-                let name = |incarnation| Peer::Server(ServerId { incarnation, ..id });
-                self.addresses.range(name(0)..=name(u32::MAX)).next().is_some()
-            }
+            Peer::Trainer(_) => self.addresses.get(peer).is_some(),
+            Peer::Server(id) => self.addresses.namesakes(id).next().is_some(),
         }
     }
 
     /// Forgets servers of the name of `id`, but for the newest ones: the one before may not know yet that it was declared lost, and
     /// the conductor tells it so. Whom a step that runs names stays, too.
     fn forget_older(&mut self, id: ServerId) {
-        let name = |incarnation| Peer::Server(ServerId { incarnation, ..id });
-        let known = self.addresses.range(name(0)..=name(u32::MAX)).map(|it| *it.0);
-        let mut older: Vec<_> = known.collect();
+        let mut older: Vec<_> = self.addresses.namesakes(id).collect();
         older.truncate(older.len().saturating_sub(KEPT_INCARNATIONS));
         older.retain(|&it| {
-            it != Peer::Server(id) && !self.steps.values().any(|step| step.names(it))
+            it != id && !self.steps.values().any(|step| step.names(Peer::Server(it)))
         });
-        for peer in older {
-            self.addresses.remove(&peer);
-            self.forget_replaced(peer);
+        for server in older {
+            self.addresses.remove(server);
+            self.forget_replaced(Peer::Server(server));
         }
     }
 
@@ -68,17 +63,16 @@ impl<P: Exchange> Shared<P> {
 
     /// The exchange's name of a peer, once it is known where it listens.
     pub fn id_of(&self, peer: Peer) -> Option<PeerId> {
-        self.addresses.get(&peer).map(|it| it.0)
+        self.addresses.get(peer).map(|it| it.0)
     }
 
     /// Where a peer listens, once it is known.
     pub fn address_of(&self, peer: Peer) -> Option<&str> {
-        self.addresses.get(&peer).map(|it| it.1.as_str())
+        self.addresses.get(peer).map(|it| it.1.as_str())
     }
 
     /// All other trainers that are known.
     pub fn trainers(&self) -> Vec<Peer> {
-        let trainer = |it: &&Peer| matches!(it, Peer::Trainer(_)) && **it != self.me;
-        self.addresses.keys().filter(trainer).copied().collect()
+        self.addresses.trainers().filter(|it| *it != self.me).collect()
     }
 }

@@ -61,7 +61,7 @@ impl<P: Exchange> Shared<P> {
         deadline: Nanos,
     ) {
         parts.retain(|it| !it.1.is_empty());
-        let Some((id, address)) = self.addresses.get(&from) else {
+        let Some((id, address)) = self.addresses.get(from) else {
             return self.ended(side, pull, Err(PullFailure::PeerFailed));
         };
         if parts.is_empty() {
@@ -98,7 +98,7 @@ impl<P: Exchange> Shared<P> {
 
     /// Pulls a region that is no machine's; the caller knows the pull when it ends.
     pub fn pull_region(&mut self, request: PullRequest) -> WirePull {
-        if let Some((id, address)) = self.addresses.get(&peer_of(request.peer)) {
+        if let Some((id, address)) = self.addresses.get(peer_of(request.peer)) {
             self.provider.connect(*id, address);
         }
         self.provider.pull(request)

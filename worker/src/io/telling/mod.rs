@@ -111,7 +111,7 @@ impl Telling {
 
     /// When something is to be said or pulled again.
     pub fn next_deadline(&self) -> Option<Nanos> {
-        self.fetches.next_deadline().into_iter().chain(self.owed.next_deadline()).min()
+        Nanos::first_of(self.fetches.next_deadline(), self.owed.next_deadline())
     }
 
     /// Which life this process is in.

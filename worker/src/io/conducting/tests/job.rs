@@ -133,7 +133,7 @@ impl Job {
     /// A heartbeat of a peer that has begun no step, when the machine has forgotten the last one.
     pub(super) fn beat(&mut self, from: Peer) {
         self.nanos.fetch_add(Nanos::from_millis(300).0, std::sync::atomic::Ordering::Relaxed);
-        let message = Message::Heartbeat(Heartbeat::default());
+        let message = Message::Heartbeat(Box::new(Heartbeat::default()));
         let event = conductor::Event::Message { from, message };
         self.conducting.handle(&mut self.shared, Event::Protocol(event));
     }
