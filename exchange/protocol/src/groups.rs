@@ -44,20 +44,20 @@ impl<T: Copy> Groups<T> {
         // Counts first, then where each group begins, then where the next member of each goes.
         let mut ends = vec![0_u32; groups];
         let (mut count, mut any) = (0_u32, None);
-        for (group, member) in pairs.clone() {
+        pairs.clone().for_each(|(group, member)| {
             ends[group] += 1;
             count = count.checked_add(1).expect("a step has fewer works and parcels");
             any = Some(member);
-        }
+        });
         let mut begin = 0;
         for it in &mut ends {
             begin += std::mem::replace(it, begin);
         }
         let mut all = any.map_or_else(Vec::new, |it| vec![it; count as usize]);
-        for (group, member) in pairs {
+        pairs.for_each(|(group, member)| {
             all[ends[group] as usize] = member;
             ends[group] += 1;
-        }
+        });
         Self { ends, all }
     }
 

@@ -103,16 +103,25 @@ impl<'a> Bins<'a> {
 
     /// Gives a bin a whole document that no bin holds rows of; `false` if limits ask to look at each.
     pub(super) fn keep_whole(&mut self, bin: usize, document: DocumentId) -> bool {
+        let rows = self.problem.document(document).rows;
+        let cost = self.problem.cost(document, &self.problem.all_heads(), &(0..rows));
+        self.keep_whole_priced(bin, document, cost)
+    }
+
+    /// As [`Self::keep_whole`], of a document whose cost is known.
+    pub(super) fn keep_whole_priced(
+        &mut self,
+        bin: usize,
+        document: DocumentId,
+        cost: u64,
+    ) -> bool {
         if self.limits.reserve.is_some() {
             return false;
         }
         self.owners[document.0 as usize] = bin as u32;
-        let is_home = match self.problem.layout.pieces_of_document(document) {
-            [one] => Some(one.rank) == self.all[bin].home(),
-            _ => false,
-        };
+        let holder = self.problem.layout.holder(document);
+        let is_home = holder.is_some() && holder == self.all[bin].home();
         let rows = self.problem.document(document).rows;
-        let cost = self.problem.cost(document, &self.problem.all_heads(), &(0..rows));
         let it = &mut self.all[bin];
         it.whole.push(document);
         it.has_strangers |= !is_home;
@@ -200,13 +209,13 @@ impl<'a> Bins<'a> {
     /// Rebuilds the lists of whole documents and of the longest among them, after many documents
     /// have left.
     pub(super) fn forget_what_left(&mut self) {
-        for bin in 0..self.all.len() {
-            let whole = self.whole_of(&self.all[bin]);
+        self.list_whole();
+        for bin in &mut self.all {
             let rows = |id: &DocumentId| (self.problem.document(*id).rows, *id);
-            let mut longest: Vec<(u32, DocumentId)> = whole.iter().map(rows).collect();
+            let mut longest: Vec<(u32, DocumentId)> = bin.whole.iter().map(rows).collect();
             longest.sort_unstable_by_key(|(rows, id)| (Reverse(*rows), *id));
             longest.truncate(LONGEST);
-            (self.all[bin].longest, self.all[bin].whole) = (longest, whole);
+            bin.longest = longest;
         }
     }
 
@@ -231,7 +240,8 @@ impl<'a> Bins<'a> {
     }
 
     /// The same, as yet unchecked.
-    pub(super) fn into_draft(self) -> Draft<'a> {
+    pub(super) fn into_draft(mut self) -> Draft<'a> {
+        self.list_whole();
         let mut draft = Draft::new(self.problem);
         let mut add = |bin: &Bin<'_>, document: DocumentId, group: &Group| {
             let heads = self.heads_of_bundle(document, group);
@@ -244,7 +254,7 @@ impl<'a> Bins<'a> {
             Group { heads: self.problem.all_heads(), rows: std::iter::once(0..0).collect() };
         for bin in &self.all {
             let mut held = bin.held.iter().peekable();
-            for document in self.whole_of(bin) {
+            for &document in &bin.whole {
                 while let Some((id, groups)) = held.next_if(|it| *it.0 < document) {
                     for it in groups {
                         add(bin, *id, it);
@@ -266,6 +276,16 @@ impl<'a> Bins<'a> {
     pub(super) fn strangers(&self, bin: &Bin<'_>) -> impl Iterator<Item = DocumentId> {
         let all: &[DocumentId] = if bin.has_strangers { &bin.whole } else { &[] };
         all.iter().copied().filter(|it| self.is_whole_at(bin, *it))
+    }
+
+    /// Lists the whole documents of each bin anew, in order: none that has left is among them then.
+    fn list_whole(&mut self) {
+        self.all.iter_mut().for_each(|it| it.whole.clear());
+        for (document, &owner) in (0..).map(DocumentId).zip(&self.owners) {
+            if let Some(bin) = self.all.get_mut(owner as usize) {
+                bin.whole.push(document);
+            }
+        }
     }
 
     /// Documents that a bin holds whole, in order.

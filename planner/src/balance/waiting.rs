@@ -31,9 +31,10 @@ impl Queue {
         self.0.peek().map(|it| it.0)
     }
 
-    pub(super) fn pop(&mut self) -> Option<Span> {
-        let (_, Reverse(document), Reverse(start), end, Reverse(first), last) = self.0.pop()?;
-        Some(Span { document, heads: first..last, rows: start..end })
+    /// The dearest, with its cost.
+    pub(super) fn pop(&mut self) -> Option<(u64, Span)> {
+        let (cost, Reverse(document), Reverse(start), end, Reverse(first), last) = self.0.pop()?;
+        Some((cost, Span { document, heads: first..last, rows: start..end }))
     }
 }
 
@@ -87,14 +88,16 @@ impl Order {
     fn moved(&mut self, before: Place, after: Place) {
         match self {
             Self::List(list) => {
-                let from = list.partition_point(|it| *it < before);
+                // As a rule it had most left.
+                let is_first = list.first() == Some(&before);
+                let from = if is_first { 0 } else { list.partition_point(|it| *it < before) };
                 if after < before {
                     let to = list[..from].partition_point(|it| *it < after);
-                    list[to..=from].rotate_right(1);
+                    list.copy_within(to..from, to + 1);
                     list[to] = after;
                 } else {
                     let to = from + list[from..].partition_point(|it| *it <= after);
-                    list[from..to].rotate_left(1);
+                    list.copy_within(from + 1..to, from);
                     list[to - 1] = after;
                 }
             }
@@ -106,11 +109,21 @@ impl Order {
     }
 
     pub(super) fn put(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) {
+        self.put_priced(bins, bin, (bins.cost(span), span));
+    }
+
+    /// As [`Self::put`], of a span whose cost is known.
+    pub(super) fn put_priced(
+        &mut self,
+        bins: &mut Bins<'_>,
+        bin: usize,
+        (cost, span): (u64, &Span),
+    ) {
         let before = (Reverse(bins.all[bin].left()), bin);
         let Span { document, heads, rows } = span;
         let whole = 0..bins.problem.document(*document).rows;
         let is_whole = *rows == whole && *heads == bins.problem.all_heads();
-        if !is_whole || !bins.keep_whole(bin, *document) {
+        if !is_whole || !bins.keep_whole_priced(bin, *document, cost) {
             bins.put(bin, span);
         }
         self.moved(before, (Reverse(bins.all[bin].left()), bin));

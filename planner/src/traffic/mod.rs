@@ -137,14 +137,18 @@ impl Traffic {
             flow: Flow { places: vec![Place::default(); places], ..Flow::default() },
             priced: vec![(0, 0); places],
         });
-        // Rows of queries and of keys that a bundle has from each rank.
-        let mut from = vec![(0, 0); places];
-        let mut ranks: Vec<usize> = Vec::new();
+        // Rows of queries and of keys that bundles of one place, which are side by side, have from each rank.
+        let mut from = Rows { rows: vec![(0, 0); places], ranks: Vec::new() };
+        let mut last = 0;
         for (id, bundle) in (0..).map(BundleId).zip(plan.bundles()) {
             let Some(SlotId(slot)) = executor(id) else {
                 continue;
             };
             let there = place_of[slot as usize];
+            if there != last {
+                from.carry(problem, last, &mut accounts);
+                last = there;
+            }
             let heads = bundle.kv_heads.len() as u64;
             let runs = runs.of_bundle(id).iter();
             if let Some(RankId(rank)) = problem.layout.holder(bundle.document) {
@@ -152,32 +156,19 @@ impl Traffic {
                 let rank = rank as usize;
                 if rank != there {
                     let queries: u64 = runs.map(|it| it.rows.len() as u64).sum();
-                    from[rank] = (queries * heads, bundle.keys.len() as u64 * heads);
-                    ranks.push(rank);
+                    from.add(rank, queries * heads, bundle.keys.len() as u64 * heads);
                 }
             } else {
                 let remote = |rows: Range<u32>| remote(problem, there, bundle.document, rows);
                 for (rank, rows) in remote(bundle.keys.clone()) {
-                    from[rank].1 += rows * heads;
-                    ranks.push(rank);
+                    from.add(rank, 0, rows * heads);
                 }
                 for (rank, rows) in runs.flat_map(|it| remote(it.rows.clone())) {
-                    from[rank].0 += rows * heads;
-                    ranks.push(rank);
-                }
-            }
-            for rank in ranks.drain(..) {
-                let rows = std::mem::take(&mut from[rank]);
-                if rows == (0, 0) {
-                    continue;
-                }
-                let ways = [(rank, there), (there, rank)];
-                let percents = ways.map(|(a, b)| problem.links.percent(a, b).into());
-                for account in &mut accounts {
-                    account.carry(ways[0], rows, percents);
+                    from.add(rank, rows * heads, 0);
                 }
             }
         }
+        from.carry(problem, last, &mut accounts);
         let [forward, backward] = accounts.map(|it| it.timed(problem));
         Self { forward, backward }
     }
@@ -185,6 +176,34 @@ impl Traffic {
     /// Nanoseconds of the busiest link forward and of the busiest backward.
     pub fn busiest(&self) -> u64 {
         self.forward.busiest().saturating_add(self.backward.busiest())
+    }
+}
+
+/// Rows of queries and of keys from each rank, and the ranks that there are any of.
+struct Rows {
+    rows: Vec<(u64, u64)>,
+    ranks: Vec<usize>,
+}
+
+impl Rows {
+    fn add(&mut self, rank: usize, queries: u64, keys: u64) {
+        let rows = &mut self.rows[rank];
+        if *rows == (0, 0) {
+            self.ranks.push(rank);
+        }
+        *rows = (rows.0 + queries, rows.1 + keys);
+    }
+
+    /// All of them go to a place.
+    fn carry(&mut self, problem: &Problem, there: usize, accounts: &mut [Account; 2]) {
+        for rank in self.ranks.drain(..) {
+            let rows = std::mem::take(&mut self.rows[rank]);
+            let ways = [(rank, there), (there, rank)];
+            let percents = ways.map(|(a, b)| problem.links.percent(a, b).into());
+            for account in &mut *accounts {
+                account.carry(ways[0], rows, percents);
+            }
+        }
     }
 }
 
