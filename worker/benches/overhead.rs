@@ -3,15 +3,20 @@
 //!
 //! An idle server, tasks of 128 query rows by 128 keys, one at a time. The parts of the IO thread are run here one by one,
 //! over two providers on loopback; the thread that computes is the server's, over the server's queues. The kernel's time alone,
-//! measured in this thread, is taken off. Prints median and 99th percentile, writes `target/bench/overhead.json` beside the bar
-//! of 50 µs.
+//! measured in this thread, is taken off.
+//!
+//! Most of the time on a machine at rest is that of processors that wake for the two hand-overs. So tasks are run twice: as the
+//! machine is, beside a bare round trip between two threads, which waits for the same; and while threads of the lowest priority
+//! keep every processor awake, as on a machine that trains, beside the bar of 50 µs. Prints medians and 99th percentiles, writes
+//! `target/bench/overhead.json`.
 
 #![allow(clippy::wildcard_enum_match_arm, reason = "a bench picks two of many")]
 
-use std::num::NonZeroU16;
+use std::num::{NonZeroU16, NonZeroUsize};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 use cadre_crds::Wire;
@@ -40,6 +45,8 @@ use cadre_worker::io::{Asked, Handle, Notice};
 use cadre_worker::launch::AtOnce;
 use cadre_worker::memory::HostRows;
 use cadre_worker::trace::Tracer;
+use rustix::process::setpriority_process;
+use rustix::thread::gettid;
 
 const TASKS: u16 = 2000;
 const ROWS: u32 = 128;
@@ -47,16 +54,88 @@ const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
 const BAR_MICROS: f64 = 50.0;
 
 fn main() {
-    let server = PeerId::server(0, 0);
+    let (rest, trips) = own_times(0, &mut |times| times.push(round_trip()));
+    let awake = Awake::all();
+    let (busy, _) = own_times(1, &mut |_| {});
+    drop(awake);
+    let at = |times: &[f64], percent: usize| times[times.len() * percent / 100];
+    let (median, p99) = (at(&busy, 50), at(&busy, 99));
+    let (idle, trip) = (at(&rest, 50), at(&trips, 50));
+    println!(
+        "own time of a server for a task: processors awake: median {median:.1} us, p99 {p99:.1} us, bar {BAR_MICROS} us; at rest: \
+         median {idle:.1} us, a bare round trip between two threads {trip:.1} us"
+    );
+    let case = |name: &str, ours: f64, peer: f64, peer_name: &str| {
+        serde_json::json!({
+            "case": format!("own time of a server, {name}"), "ours": ours, "unit": "us",
+            "peer": peer, "peer_name": peer_name, "ratio": peer / ours,
+        })
+    };
+    let list = [
+        case("processors awake, median", median, BAR_MICROS, "bar"),
+        case("processors awake, p99", p99, BAR_MICROS, "bar"),
+        case("processors at rest, median", idle, trip, "round trip of threads"),
+    ];
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
+    std::fs::create_dir_all(&folder).expect("the target folder can be written");
+    let text = serde_json::to_string_pretty(&list).expect("plain data");
+    std::fs::write(folder.join("overhead.json"), text).expect("the target folder can be written");
+}
+
+/// Threads of the lowest priority, one for each processor, that never sleep.
+struct Awake(Arc<AtomicBool>);
+
+impl Awake {
+    fn all() -> Self {
+        let over = Arc::<AtomicBool>::default();
+        let count = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+        for _ in 0..count {
+            let over = Arc::clone(&over);
+            std::thread::spawn(move || {
+                setpriority_process(Some(gettid()), 19).expect("a thread may be slower");
+                while !over.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
+            });
+        }
+        Self(over)
+    }
+}
+
+impl Drop for Awake {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+/// Microseconds until a thread that sleeps has answered.
+fn round_trip() -> f64 {
+    static LINES: OnceLock<(SyncSender<()>, Mutex<Receiver<()>>)> = OnceLock::new();
+    let (ask, answers) = LINES.get_or_init(|| {
+        let (ask, asked) = sync_channel(1);
+        let (answer, answers) = sync_channel(1);
+        std::thread::spawn(move || while asked.recv().is_ok_and(|()| answer.send(()).is_ok()) {});
+        (ask, Mutex::new(answers))
+    });
+    let answers = answers.lock().expect("one thread asks");
+    let start = Instant::now();
+    ask.send(()).expect("somebody answers");
+    answers.recv().expect("somebody answers");
+    start.elapsed().as_secs_f64() * 1e6
+}
+
+/// Microseconds of each task, ascending, of a server and a trainer of this number; and what is measured between two tasks.
+fn own_times(number: u16, between: &mut impl FnMut(&mut Vec<f64>)) -> (Vec<f64>, Vec<f64>) {
+    let server = PeerId::server(number, 0);
     let mut trainer = open(PeerId::trainer(0, 0));
     let mut shared = Shared::new(
-        Peer::Server(ServerId { index: 0, incarnation: 0 }),
+        Peer::Server(ServerId { index: number, incarnation: 0 }),
         (open(server), Clock::system()),
         Tracer::off(),
     );
     shared.know(PeerId::trainer(0, 0), &trainer.address());
     trainer.connect(server, &shared.provider.address());
-    let id = ServerId { index: 0, incarnation: 0 };
+    let id = ServerId { index: number, incarnation: 0 };
     let mut tasks = Tasks::new(
         Host::Dedicated(id),
         1 << 30,
@@ -64,7 +143,8 @@ fn main() {
         (&shared.provider, shared.now()),
     );
 
-    let planned = Arc::new(PlannedStep::new(Arc::new(header())).expect("one document on one slot"));
+    let planned =
+        Arc::new(PlannedStep::new(Arc::new(header(number))).expect("one document on one slot"));
     let first = planned.assign(None, &[true]).expect("the slot is filled");
     let step = planned.protocol_step(&first).expect("lists of one document");
     shared.begin(Arc::clone(&planned), first);
@@ -81,7 +161,7 @@ fn main() {
         Compute::new(launcher, "compute", handle, Tracer::off()).serve(&told)
     });
     let alone = kernel(&q, &k);
-    let mut times: Vec<f64> = Vec::new();
+    let (mut times, mut others) = (Vec::new(), Vec::new());
     for phase in 0..u32::from(TASKS) {
         let at = At::new(0, phase);
         for (tensor, rows) in [(Tensor::Q, &q), (Tensor::K, &k), (Tensor::V, &k)] {
@@ -97,22 +177,12 @@ fn main() {
         for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
             trainer.withdraw(rows_key(at, tensor));
         }
+        between(&mut others);
     }
-    times.sort_by(f64::total_cmp);
-    let (median, p99) = (times[times.len() / 2], times[times.len() * 99 / 100]);
-    println!(
-        "own time of a server for a task: median {median:.1} us, p99 {p99:.1} us, bar {BAR_MICROS} us"
-    );
-    let case = |name: &str, ours: f64| {
-        let ratio = BAR_MICROS / ours;
-        serde_json::json!({"case": name, "ours": ours, "peer": BAR_MICROS, "peer_name": "bar", "unit": "us", "ratio": ratio})
-    };
-    let list =
-        vec![case("own time of a server, median", median), case("own time of a server, p99", p99)];
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../target/bench");
-    std::fs::create_dir_all(&folder).expect("the target folder can be written");
-    let text = serde_json::to_string_pretty(&list).expect("plain data");
-    std::fs::write(folder.join("overhead.json"), text).expect("the target folder can be written");
+    for it in [&mut times, &mut others] {
+        it.sort_by(f64::total_cmp);
+    }
+    (times, others)
 }
 
 /// One task from its doorbell to its announcement; the time of the parts that count, and of the kernel.
@@ -223,7 +293,7 @@ fn open(me: PeerId) -> Tcp {
     Tcp::open(config).expect("loopback listens")
 }
 
-fn header() -> Header {
+fn header(server: u16) -> Header {
     let documents = vec![Document { rows: ROWS, mask: Mask::Causal }];
     let layout = Layout::end_to_end(documents, ROWS).expect("one document on one rank");
     Header {
@@ -241,6 +311,10 @@ fn header() -> Header {
         turns: Turns::together(NonZeroU16::MIN),
         nanos: vec![Packing::from(&layout)],
         view: ViewNumber::default(),
-        fillers: vec![Some(Member::Server { index: 0, incarnation: 0, address: String::new() })],
+        fillers: vec![Some(Member::Server {
+            index: server,
+            incarnation: 0,
+            address: String::new(),
+        })],
     }
 }

@@ -229,7 +229,7 @@ fn a_step_of_131_000_documents_of_4_tokens_trains() {
     fs::remove_dir_all(&data).expect("a folder");
     fs::create_dir(&data).expect("a new folder");
     fs::write(data.join("all.jsonl"), lines.collect::<String>()).expect("a file");
-    let job = Job { silence: 600, every: "--checkpoint-every=0", ..JOB };
+    let job = Job { silence: 30, every: "--checkpoint-every=0", ..JOB };
     let mut command = place.command("many", job, &["--steps=2"]);
     let manifest = place.path("many.yaml");
     let text = fs::read_to_string(&manifest).expect("it was just written");
