@@ -355,11 +355,8 @@ fn a_region_withdrawn_while_it_is_sent_is_gone_and_its_memory_free() {
     let region = trainer.publish(KEY, bytes, 6);
     let landing = server.tcp.land(Buffer::zeroed(bytes));
     let pull = server.pull(OWNER, KEY, &[(0, 0, bytes as u64)], landing);
-    server.poll();
     // The request is answered as far as the sockets take it, which is not all.
-    while Arc::strong_count(&region) < 3 {
-        trainer.poll();
-    }
+    until(&mut [&mut server, &mut trainer], |_| Arc::strong_count(&region) == 3);
     drop(trainer.tcp.withdraw(KEY));
     assert_eq!(Arc::strong_count(&region), 2, "the part keeps its memory");
     until(&mut [&mut server, &mut trainer], |nodes| nodes[0].result(pull).is_some());

@@ -212,6 +212,10 @@ impl<P: Exchange> Io<P> {
     /// Does everything that can be done without news from peers; says for how long nothing more is due.
     pub fn turn(&mut self) -> Turn {
         self.look_at_the_time();
+        // What came last may be how the job ends.
+        if self.leaving.is_some() {
+            self.settle();
+        }
         if self.may_leave() {
             return Turn::Leave;
         }

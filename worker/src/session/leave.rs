@@ -3,12 +3,13 @@
 //! In: notices, and an [`Outcome`]. Out: messages to the controller, the end of the session's threads. It decides no exit code.
 
 use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cadre_control::proto;
 
 use super::Session;
-use crate::io::Request;
+use crate::io::{After, Request};
 
 /// Least time between two messages that say that a rank is busy.
 const BUSY_EVERY: Duration = Duration::from_secs(1);
@@ -55,12 +56,21 @@ impl BusyTold {
     }
 }
 
-/// The IO thread of a rank panicked: a bug.
+/// Why a rank that leaves does not leave as it says.
 #[derive(Debug, thiserror::Error)]
-#[error("the io thread of rank {rank} panicked; its log says where")]
-pub struct Panicked {
-    /// Which rank.
-    pub rank: u16,
+pub enum LeaveError {
+    /// Its IO thread panicked: a bug.
+    #[error("the io thread of rank {rank} panicked; its log says where")]
+    Panicked {
+        /// Which rank.
+        rank: u16,
+    },
+    /// It says that the job is complete, and the conductor in this process that it is not: the controller was told so.
+    #[error("{reason}")]
+    Failed {
+        /// The conductor's reason.
+        reason: String,
+    },
 }
 
 impl Session {
@@ -105,10 +115,37 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The IO thread had panicked.
-    pub fn leave(mut self, outcome: Outcome) -> Result<(), Panicked> {
+    /// The IO thread had panicked. Of rank 0, and a good end: the job has failed all the same, such as where all ranks leave in the
+    /// middle of a step. The controller is told that instead.
+    pub fn leave(mut self, outcome: Outcome) -> Result<(), LeaveError> {
+        let rank = self.rank.rank();
         let io = self.io.take();
         self.rank.line().send(Request::Leave);
+        let join = |it: JoinHandle<After>| it.join().map_err(|_| LeaveError::Panicked { rank });
+        // The conductor may know better.
+        if rank == 0 && outcome.kind == proto::finished::Outcome::Completed {
+            let after = io.map_or(Ok(After::Leave), join);
+            let outcome = match &after {
+                Ok(After::Failed(reason)) => Outcome {
+                    kind: proto::finished::Outcome::Failed,
+                    message: reason.clone(),
+                    exit_code: 3,
+                    ..outcome
+                },
+                Ok(After::Leave | After::Again) | Err(_) => outcome,
+            };
+            self.say_how(outcome);
+            return match after? {
+                After::Failed(reason) => Err(LeaveError::Failed { reason }),
+                After::Leave | After::Again => Ok(()),
+            };
+        }
+        self.say_how(outcome);
+        io.map_or(Ok(()), |it| join(it).map(drop))
+    }
+
+    /// Tells the controller how this rank has ended, as far as it is there.
+    fn say_how(&mut self, outcome: Outcome) {
         let Outcome { kind, message, exit_code, sample } = outcome;
         let finished =
             proto::Finished { outcome: kind.into(), message, exit_code: exit_code.into(), sample };
@@ -119,8 +156,6 @@ impl Session {
                 .leave(if is_done { POD_LAST_WORDS_WITHIN } else { LAST_WORDS_WITHIN })
                 .ok();
         }
-        let ended = io.map_or(Ok(()), |it| it.join().map(drop));
-        ended.map_err(|_| Panicked { rank: self.rank.rank() })
     }
 }
 
@@ -134,7 +169,7 @@ impl Drop for Session {
         self.rank.ending(LAST_WORDS_WITHIN);
         self.rank.line().send(Request::Leave);
         if io.join().is_err() {
-            tracing::error!("{}", Panicked { rank });
+            tracing::error!("{}", LeaveError::Panicked { rank });
         }
     }
 }

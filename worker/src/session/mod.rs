@@ -59,7 +59,7 @@ use self::join::Once;
 pub use self::join::{First, Join};
 pub use self::join_error::JoinError;
 use self::leave::BusyTold;
-pub use self::leave::{Outcome, Panicked};
+pub use self::leave::{LeaveError, Outcome};
 pub use self::lent_rows::{LentInputs, LentOutputs};
 pub use self::model::Model;
 pub use self::rank::Rank;
