@@ -6,13 +6,13 @@
 
 use xxhash_rust::xxh3::Xxh3Default;
 
-/// Bytes that are hashed at once.
-const BUFFER: usize = 4096;
+/// Integers that are hashed at once.
+const BUFFER: usize = 512;
 
 /// A digest being made.
 pub(crate) struct Digest {
     hash: Xxh3Default,
-    buffer: [u8; BUFFER],
+    buffer: [[u8; 8]; BUFFER],
     filled: usize,
 }
 
@@ -22,32 +22,31 @@ impl Digest {
         let mut hash = Xxh3Default::new();
         hash.update(&(what.len() as u64).to_le_bytes());
         hash.update(what.as_bytes());
-        Self { hash, buffer: [0; BUFFER], filled: 0 }
+        Self { hash, buffer: [[0; 8]; BUFFER], filled: 0 }
     }
 
     pub(crate) fn u64(&mut self, value: u64) {
         if self.filled == BUFFER {
-            self.hash.update(&self.buffer);
+            self.hash.update(self.buffer.as_flattened());
             self.filled = 0;
         }
-        self.buffer[self.filled..self.filled + 8].copy_from_slice(&value.to_le_bytes());
-        self.filled += 8;
+        self.buffer[self.filled] = value.to_le_bytes();
+        self.filled += 1;
     }
 
+    #[inline]
     pub(crate) fn u32s<const N: usize>(&mut self, values: [u32; N]) {
-        match self.buffer.get_mut(self.filled..self.filled + 8 * N) {
+        match self.buffer.get_mut(self.filled..).and_then(|it| it.first_chunk_mut::<N>()) {
             Some(room) => {
-                for (room, value) in room.chunks_exact_mut(8).zip(values) {
-                    room.copy_from_slice(&u64::from(value).to_le_bytes());
-                }
-                self.filled += 8 * N;
+                *room = values.map(|it| u64::from(it).to_le_bytes());
+                self.filled += N;
             }
             None => values.into_iter().for_each(|it| self.u64(it.into())),
         }
     }
 
     pub(crate) fn value(mut self) -> u64 {
-        self.hash.update(&self.buffer[..self.filled]);
+        self.hash.update(self.buffer[..self.filled].as_flattened());
         self.hash.digest()
     }
 }

@@ -14,6 +14,7 @@ use cadre_planner::{Costs, Links, Slot, Tolerance};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_64;
 
+use crate::encoding::encoded;
 use crate::layers::Layers;
 use crate::packing::{self, Packing};
 use crate::turns::Turns;
@@ -152,7 +153,7 @@ impl Header {
             view: _,
             fillers: _,
         } = self;
-        let bytes = postcard::to_stdvec(&(
+        let bytes = encoded(&(
             (step, layers, wire, seed, numerics, placement, slots, costs, turns, nanos),
             kv_heads,
             tolerance,

@@ -12,6 +12,7 @@
 
 pub mod certificate;
 pub mod conduct;
+pub mod encoding;
 pub mod envelope;
 pub mod header;
 mod kind;

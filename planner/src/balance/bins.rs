@@ -105,15 +105,15 @@ impl<'a> Bins<'a> {
     pub(super) fn keep_whole(&mut self, bin: usize, document: DocumentId) -> bool {
         let rows = self.problem.document(document).rows;
         let cost = self.problem.cost(document, &self.problem.all_heads(), &(0..rows));
-        self.keep_whole_priced(bin, document, cost)
+        self.keep_whole_priced(bin, document, (cost, rows))
     }
 
-    /// As [`Self::keep_whole`], of a document whose cost is known.
+    /// As [`Self::keep_whole`], of a document whose cost and rows are known.
     pub(super) fn keep_whole_priced(
         &mut self,
         bin: usize,
         document: DocumentId,
-        cost: u64,
+        (cost, rows): (u64, u32),
     ) -> bool {
         if self.limits.reserve.is_some() {
             return false;
@@ -121,7 +121,6 @@ impl<'a> Bins<'a> {
         self.owners[document.0 as usize] = bin as u32;
         let holder = self.problem.layout.holder(document);
         let is_home = holder.is_some() && holder == self.all[bin].home();
-        let rows = self.problem.document(document).rows;
         let it = &mut self.all[bin];
         it.whole.push(document);
         it.has_strangers |= !is_home;

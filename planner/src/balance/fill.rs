@@ -16,7 +16,7 @@ use super::bins::Bins;
 use super::groups::Span;
 use super::prices::Prices;
 use super::tails::ends;
-use super::waiting::{Order, Queue};
+use super::waiting::{Order, Priced, Queue};
 use crate::{DocumentId, Error, RankId, TILE_ROWS};
 
 /// Work below one part in this many of the level is not worth a task of its own.
@@ -94,7 +94,7 @@ pub(super) fn place_at_home(bins: &mut Bins<'_>, poured: &BTreeSet<DocumentId>) 
 ///
 /// A document for which no slot has memory left.
 pub(super) fn fill(bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Error> {
-    fill_with(Filling::new(bins), bins, &spans)
+    fill_with(Filling::new(bins), bins, spans)
 }
 
 /// As [`fill`], but KV heads go to slots that have rows of their document as long as one of these has room for a whole head.
@@ -105,24 +105,23 @@ pub(super) fn fill_near(bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Err
             filling.near.entry(rank).or_default().push(bin);
         }
     }
-    fill_with(filling, bins, &spans)
+    fill_with(filling, bins, spans)
 }
 
-fn fill_with(mut filling: Filling, bins: &mut Bins<'_>, spans: &[Span]) -> Result<(), Error> {
+fn fill_with(mut filling: Filling, bins: &mut Bins<'_>, spans: Vec<Span>) -> Result<(), Error> {
     // Sorting is several times faster than a heap of a million.
-    let costs = spans.iter().zip(0_u32..).map(|(it, index)| (Reverse(bins.cost(it)), index));
-    let mut order: Vec<(Reverse<u64>, u32)> = costs.collect();
-    order.sort_unstable();
-    for (Reverse(cost), index) in order {
-        while filling.queue.first_cost().is_some_and(|first| first > cost)
-            && let Some((cost, span)) = filling.queue.pop()
+    let mut spans: Vec<Priced> = spans.into_iter().map(|it| Priced::of(bins, it)).collect();
+    spans.sort_by_key(|it| Reverse(it.cost));
+    for next in &spans {
+        while filling.queue.first_cost().is_some_and(|first| first > next.cost)
+            && let Some(span) = filling.queue.pop()
         {
-            filling.place(bins, cost, &span)?;
+            filling.place(bins, &Priced::of(bins, span))?;
         }
-        filling.place(bins, cost, &spans[index as usize])?;
+        filling.place(bins, next)?;
     }
-    while let Some((cost, span)) = filling.queue.pop() {
-        filling.place(bins, cost, &span)?;
+    while let Some(span) = filling.queue.pop() {
+        filling.place(bins, &Priced::of(bins, span))?;
     }
     Ok(())
 }
@@ -149,9 +148,9 @@ impl Filling {
         Self { prices, queue: Queue::default(), order, compares, compared: 0, near }
     }
 
-    /// Puts a span that costs so much, or a part of it and the rest back into the queue.
-    fn place(&mut self, bins: &mut Bins<'_>, cost: u64, span: &Span) -> Result<(), Error> {
-        let priced = (cost, span);
+    /// Puts a span, or a part of it and the rest back into the queue.
+    fn place(&mut self, bins: &mut Bins<'_>, priced: &Priced) -> Result<(), Error> {
+        let span = &priced.span;
         for bin in self.at_home(bins, span).into_iter().chain(self.nearest(bins, priced)) {
             if self.place_at(bins, bin, priced) {
                 return Ok(());
@@ -191,16 +190,16 @@ impl Filling {
     /// Candidates for a span, those first that hold most of it or are nearest to it. Candidates are
     /// the slots that can take all of it; if there is none, those with nearly the most capacity
     /// left.
-    fn nearest(&mut self, bins: &Bins<'_>, (cost, span): (u64, &Span)) -> Vec<usize> {
+    fn nearest(&mut self, bins: &Bins<'_>, Priced { cost, span, .. }: &Priced) -> Vec<usize> {
         let most = self.order.next(None).and_then(|it| u64::try_from(it.0.0).ok()).unwrap_or(0);
         if !self.compares || most == 0 || self.compared >= COMPARED {
             return Vec::new();
         }
         self.compared += 1;
         let enough = if bins.problem.links.are_equal() {
-            cost.min(most - most / LESS)
+            (*cost).min(most - most / LESS)
         } else {
-            cost.min(most.div_ceil(2))
+            (*cost).min(most.div_ceil(2))
         };
         let part = part_for(bins, span, most);
         let mut near: Vec<(i128, Reverse<i64>, usize)> = Vec::with_capacity(NEAR);
@@ -217,15 +216,16 @@ impl Filling {
     }
 
     /// Puts a span or a part of it into a bin, and the rest into the queue; `false` if not even a tile has room.
-    fn place_at(&mut self, bins: &mut Bins<'_>, bin: usize, (cost, span): (u64, &Span)) -> bool {
+    fn place_at(&mut self, bins: &mut Bins<'_>, bin: usize, priced: &Priced) -> bool {
+        let span = &priced.span;
         let Ok(left) = u64::try_from(bins.all[bin].left()) else {
             return false;
         };
         if left == 0 {
             return false;
         }
-        if cost <= left + bins.level / OVER && bins.has_room(bin, span) {
-            self.order.put_priced(bins, bin, (cost, span));
+        if priced.cost <= left + bins.level / OVER && bins.has_room(bin, span) {
+            self.order.put_priced(bins, bin, priced);
             return true;
         }
         let most = if self.near.is_empty() { left } else { left + bins.level / OVER };

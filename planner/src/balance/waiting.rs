@@ -10,6 +10,23 @@ use super::bins::Bins;
 use super::groups::Span;
 use crate::DocumentId;
 
+/// A span, with what a look at its document says of it. Spans come in the order of their cost, and documents lie in another: each
+/// look is one far away.
+pub(super) struct Priced {
+    pub(super) cost: u64,
+    pub(super) span: Span,
+    /// Whether it is all of its document.
+    is_whole: bool,
+}
+
+impl Priced {
+    pub(super) fn of(bins: &Bins<'_>, span: Span) -> Self {
+        let all = 0..bins.problem.document(span.document).rows;
+        let is_whole = span.rows == all && span.heads == bins.problem.all_heads();
+        Self { cost: bins.cost(&span), span, is_whole }
+    }
+}
+
 /// Cost, document, rows and heads of a span: of equally dear ones the first comes first.
 type Waiting = (u64, Reverse<DocumentId>, Reverse<u32>, u32, Reverse<u16>, u16);
 
@@ -31,10 +48,9 @@ impl Queue {
         self.0.peek().map(|it| it.0)
     }
 
-    /// The dearest, with its cost.
-    pub(super) fn pop(&mut self) -> Option<(u64, Span)> {
-        let (cost, Reverse(document), Reverse(start), end, Reverse(first), last) = self.0.pop()?;
-        Some((cost, Span { document, heads: first..last, rows: start..end }))
+    pub(super) fn pop(&mut self) -> Option<Span> {
+        let (_, Reverse(document), Reverse(start), end, Reverse(first), last) = self.0.pop()?;
+        Some(Span { document, heads: first..last, rows: start..end })
     }
 }
 
@@ -109,21 +125,14 @@ impl Order {
     }
 
     pub(super) fn put(&mut self, bins: &mut Bins<'_>, bin: usize, span: &Span) {
-        self.put_priced(bins, bin, (bins.cost(span), span));
+        let priced = Priced::of(bins, span.clone());
+        self.put_priced(bins, bin, &priced);
     }
 
-    /// As [`Self::put`], of a span whose cost is known.
-    pub(super) fn put_priced(
-        &mut self,
-        bins: &mut Bins<'_>,
-        bin: usize,
-        (cost, span): (u64, &Span),
-    ) {
+    pub(super) fn put_priced(&mut self, bins: &mut Bins<'_>, bin: usize, priced: &Priced) {
         let before = (Reverse(bins.all[bin].left()), bin);
-        let Span { document, heads, rows } = span;
-        let whole = 0..bins.problem.document(*document).rows;
-        let is_whole = *rows == whole && *heads == bins.problem.all_heads();
-        if !is_whole || !bins.keep_whole_priced(bin, *document, cost) {
+        let Priced { cost, span, is_whole } = priced;
+        if !is_whole || !bins.keep_whole_priced(bin, span.document, (*cost, span.rows.end)) {
             bins.put(bin, span);
         }
         self.moved(before, (Reverse(bins.all[bin].left()), bin));

@@ -7,6 +7,7 @@
 
 use cadre_exchange::Buffer;
 use cadre_protocol::Peer;
+use cadre_step::encoding::encoded;
 use cadre_step::envelope::Said;
 use cadre_step::words::{MAX_RIDING_BYTES, Published};
 use xxhash_rust::xxh3::{Xxh3, xxh3_64};
@@ -55,7 +56,7 @@ pub enum Encoded {
 impl Encoded {
     /// Takes as long as what is said is long.
     pub fn of(said: &Said) -> Self {
-        let bytes = postcard::to_stdvec(said).expect("words are plain data");
+        let bytes = encoded(said).expect("words are plain data");
         if bytes.len() <= MAX_RIDING_BYTES { Self::Short(bytes) } else { Self::long(&bytes) }
     }
 

@@ -143,16 +143,19 @@ pub(super) fn bytes(
         *own += rows;
         *saved = saved.max((query + key) * *own - key * end);
     }
+    let rows = f64::from(whole.rows);
+    let by_few = query * rows + key * cover.sum(&(0.0..rows), 0);
+    if at_rank.is_empty() {
+        return by_few.max(0.0);
+    }
     for (rank, own, saved) in at_rank {
         most_own = most_own.max(own);
         early += saved * f64::from(slots_at[rank as usize]);
         saved_by_all += (query + key) * own * f64::from(slots_at[rank as usize]);
     }
-    let rows = f64::from(whole.rows);
     let first = ((1.0 + query / key) * most_own).min(rows);
     let by_each = query * rows + key * cover.sum(&(first..rows), 0) - early;
-    let by_few = query * rows + key * cover.sum(&(0.0..rows), 0) - saved_by_all;
-    by_each.max(by_few).max(0.0)
+    by_each.max(by_few - saved_by_all).max(0.0)
 }
 
 #[cfg(test)]
