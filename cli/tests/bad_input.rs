@@ -363,7 +363,7 @@ fn a_trainer_of_a_job_names_the_variable_that_it_misses() {
             ])
             .current_dir(folder.path())
             .envs([("CADRE_CONTROL", "/nowhere"), ("CADRE_ROLE", "trainer"), ("CADRE_INDEX", "0")])
-            .envs([("CADRE_ATTEMPT", "1")])
+            .envs([("CADRE_ATTEMPT", "1"), ("CADRE_INCARNATION", "0")])
             .envs(variables.iter().copied())
             .output()
             .expect("the program was built for this test");

@@ -14,7 +14,11 @@ use std::process;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
 
-use cadre_worker::process::{Error, Termination};
+use cadre_worker::process::{Error, Termination, last_words};
+use cadre_worker::session::LeaveError;
+use pyo3::PyErr;
+
+use crate::refusal::failed;
 
 /// Exit code of bad input.
 pub(crate) const BAD_INPUT: u8 = 2;
@@ -64,6 +68,15 @@ pub(crate) fn leave_code_in(file: PathBuf) {
 pub(crate) fn exit_with(code: u8) {
     CODE.store(code.into(), Ordering::SeqCst);
     register();
+}
+
+/// What Python raises where a rank does not leave as it said; the process exits as one whose job has failed.
+pub(crate) fn left(error: LeaveError) -> PyErr {
+    if let LeaveError::Failed { reason } = &error {
+        exit_with(COULD_NOT_GO_ON);
+        last_words(reason);
+    }
+    failed(error)
 }
 
 fn register() {

@@ -352,13 +352,7 @@ impl Session {
                 last_words(&outcome.message);
             }
             let held = self.held.write().unwrap_or_else(PoisonError::into_inner).take();
-            held.map_or(Ok(()), |it| it.leave(outcome)).map_err(|error| {
-                if let session::LeaveError::Failed { reason } = &error {
-                    ending::exit_with(COULD_NOT_GO_ON);
-                    last_words(reason);
-                }
-                failed(error)
-            })
+            held.map_or(Ok(()), |it| it.leave(outcome)).map_err(ending::left)
         })
     }
 }

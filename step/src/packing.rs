@@ -132,16 +132,16 @@ pub(crate) fn list<T>(text: &mut Vec<u8>, list: &[T], write: impl Fn(&T, &mut Ve
 
 /// Writes a number in digits.
 fn number(text: &mut Vec<u8>, mut number: u32) {
-    const MOST: usize = 10;
+    const MOST_DIGITS: usize = 10;
     let count = number.checked_ilog10().map_or(1, |it| it as usize + 1);
-    let mut digits = [0; MOST];
+    let mut digits = [0; MOST_DIGITS];
     for it in digits[..count].iter_mut().rev() {
         *it = b'0' + (number % 10) as u8;
         number /= 10;
     }
     // To copy as many as there can be takes less time than to copy some.
     text.extend_from_slice(&digits);
-    text.truncate(text.len() - (MOST - count));
+    text.truncate(text.len() - (MOST_DIGITS - count));
 }
 
 /// The layout whose documents are the chunks.

@@ -191,7 +191,7 @@ fn a_server_that_gets_sigterm_before_it_has_joined_ends_at_once() {
     let _listener = UnixListener::bind(&control).expect("a free path");
     let mut command = Command::new(env!("CARGO_BIN_EXE_cadre"));
     command.arg("serve").env("CADRE_CONTROL", &control);
-    command.env("CADRE_ROLE", "server").env("CADRE_INDEX", "0");
+    command.envs([("CADRE_ROLE", "server"), ("CADRE_INDEX", "0"), ("CADRE_INCARNATION", "0")]);
     let mut server = Running(command.stderr(Stdio::null()).spawn().expect("the binary starts"));
     let pid = server.0.id();
     let hears = || {
