@@ -202,7 +202,7 @@ fn messages_survive_their_encoding() {
         Message::Doorbell { at: At::new(1, 3), round: Round(1), acks, digest: u64::MAX },
         Message::Finished { at: At::new(1, 3), works: vec![Work(4), Work(5)] },
         Message::Round { step: 1, round: Round(1), tables: vec![fillers] },
-        Message::Heartbeat(Box::new(cadre_protocol::Heartbeat::default())),
+        Message::Heartbeat(Box::default()),
         Message::Leave { server: SERVER },
         Message::Unreached { trainers: vec![(TrainerId(1), cadre_protocol::Nanos(7))] },
     ];

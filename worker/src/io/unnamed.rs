@@ -83,7 +83,7 @@ impl Unnamed {
 
 #[cfg(test)]
 mod tests {
-    use cadre_protocol::{Heartbeat, Round, Work};
+    use cadre_protocol::{Round, Work};
 
     use super::*;
 
@@ -116,7 +116,7 @@ mod tests {
         for step in 0..2 * MAX_DOORBELLS as u64 {
             // More is not kept of it than a server would take.
             assert_eq!(unnamed.ring(from, TRAINERS, doorbell(step, 9)), None);
-            let beat = Message::Heartbeat(Box::new(Heartbeat::default()));
+            let beat = Message::Heartbeat(Box::default());
             assert_eq!(unnamed.ring(from, TRAINERS, beat), None);
         }
         strangers(&mut unnamed);
@@ -126,7 +126,7 @@ mod tests {
         assert!(own == all, "the first ones, in their order");
         assert!(others == [(PeerId::trainer(0, 4), doorbell(7, 0))], "one name, its newest life");
         assert!(unnamed.ring(from, TRAINERS, doorbell(9, 0)).is_some());
-        let beat = Message::Heartbeat(Box::new(Heartbeat::default()));
+        let beat = Message::Heartbeat(Box::default());
         assert_eq!(unnamed.ring(from, TRAINERS, beat), None);
         assert!(unnamed.named().is_empty());
     }

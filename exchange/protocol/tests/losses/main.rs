@@ -1,9 +1,7 @@
 //! How fast a server is declared lost, with the settings of production.
 
 use cadre_protocol::conductor::{Command, Conductor, Event};
-use cadre_protocol::{
-    End, Filler, Heartbeat, Message, Nanos, Peer, ServerId, Settings, TrainerId, Why,
-};
+use cadre_protocol::{End, Filler, Message, Nanos, Peer, ServerId, Settings, TrainerId, Why};
 
 const SERVERS: [ServerId; 2] =
     [ServerId { index: 0, incarnation: 0 }, ServerId { index: 1, incarnation: 0 }];
@@ -26,7 +24,7 @@ fn handle(conductor: &mut Conductor, now: Nanos, event: Event) -> Vec<Command> {
 }
 
 fn heard(conductor: &mut Conductor, now: Nanos, from: Peer) -> Vec<Command> {
-    let message = Message::Heartbeat(Box::new(Heartbeat::default()));
+    let message = Message::Heartbeat(Box::default());
     handle(conductor, now, Event::Message { from, message })
 }
 

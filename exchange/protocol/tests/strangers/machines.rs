@@ -6,7 +6,7 @@ use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::server::{self, Host, Server};
 use cadre_protocol::trainer::{self, Trainer};
 use cadre_protocol::{
-    Acks, At, Heartbeat, Message, Nanos, Peer, Phase, PullId, Round, Settings, TrainerId, Work,
+    Acks, At, Message, Nanos, Peer, Phase, PullId, Round, Settings, TrainerId, Work,
 };
 
 use crate::job::{ME, PHASES, SERVER, TRAINERS, fillers, step, table};
@@ -199,7 +199,7 @@ impl Machine for ConductorShell {
                     Peer::Trainer(TrainerId(2)),
                     Peer::Server(SERVER),
                 ]);
-                let message = Message::Heartbeat(Box::new(Heartbeat::default()));
+                let message = Message::Heartbeat(Box::default());
                 conductor::Event::Message { from, message }
             }
         };

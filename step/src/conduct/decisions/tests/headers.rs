@@ -86,8 +86,7 @@ fn silent_while_planned(planned_at: u64) -> [Vec<(u64, u64)>; 2] {
     (0..2).for_each(|it| job.tell(it, lengths(0, it)));
     job.make();
     let beats = |job: &mut Job, index| {
-        let message =
-            cadre_protocol::Message::Heartbeat(Box::new(cadre_protocol::Heartbeat::default()));
+        let message = cadre_protocol::Message::Heartbeat(Box::default());
         let from = Peer::Server(ServerId { index, incarnation: 0 });
         job.hear(Event::Protocol(conductor::Event::Message { from, message }));
     };

@@ -7,7 +7,7 @@ use std::time::Instant;
 use cadre_crds::Wire;
 use cadre_exchange::{Encryption, Limits, PeerId, Tcp, TcpConfig};
 use cadre_planner::{Costs, Heads, LinkMap, Tolerance};
-use cadre_protocol::{At, Heartbeat, Message, ServerId, TrainerId, conductor};
+use cadre_protocol::{At, Message, ServerId, TrainerId, conductor};
 use cadre_step::conduct::{Offer, Standby};
 use cadre_step::header::{KvHeads, Member, Placement, ViewNumber};
 use cadre_step::layers::{Kind, Layers};
@@ -133,7 +133,7 @@ impl Job {
     /// A heartbeat of a peer that has begun no step, when the machine has forgotten the last one.
     pub(super) fn beat(&mut self, from: Peer) {
         self.nanos.fetch_add(Nanos::from_millis(300).0, std::sync::atomic::Ordering::Relaxed);
-        let message = Message::Heartbeat(Box::new(Heartbeat::default()));
+        let message = Message::Heartbeat(Box::default());
         let event = conductor::Event::Message { from, message };
         self.conducting.handle(&mut self.shared, Event::Protocol(event));
     }
