@@ -99,6 +99,7 @@ impl Job {
                 .env(contract::CADRE_CONTROL, &control)
                 .env(contract::CADRE_ROLE, id.role.to_string())
                 .env(contract::CADRE_INDEX, id.index.to_string())
+                .env(contract::CADRE_INCARNATION, id.incarnation.to_string())
                 .env(contract::WORLD_SIZE, TRAINERS.to_string())
                 .env(contract::CADRE_PARENT_PID, std::process::id().to_string())
                 .env("NO_COLOR", "1")
