@@ -54,9 +54,9 @@ const HEADS: Heads = Heads { query: 4, kv: 2, dim: 64 };
 const BAR_MICROS: f64 = 50.0;
 
 fn main() {
-    let (rest, trips) = own_times(0, &mut |times| times.push(round_trip()));
+    let (rest, trips) = own_times(0, &mut |alone, times| times.push(round_trip(alone)));
     let awake = Awake::all();
-    let (busy, _) = own_times(1, &mut |_| {});
+    let (busy, _) = own_times(1, &mut |_, _| {});
     drop(awake);
     let at = |times: &[f64], percent: usize| times[times.len() * percent / 100];
     let (median, p99) = (at(&busy, 50), at(&busy, 99));
@@ -108,24 +108,36 @@ impl Drop for Awake {
     }
 }
 
-/// Microseconds until a thread that sleeps has answered.
-fn round_trip() -> f64 {
-    static LINES: OnceLock<(SyncSender<()>, Mutex<Receiver<()>>)> = OnceLock::new();
+/// Microseconds until a thread that sleeps has worked for a while and has answered, less that while. Whoever asks has slept, too.
+fn round_trip(works: Duration) -> f64 {
+    static LINES: OnceLock<(SyncSender<Duration>, Mutex<Receiver<()>>)> = OnceLock::new();
     let (ask, answers) = LINES.get_or_init(|| {
         let (ask, asked) = sync_channel(1);
         let (answer, answers) = sync_channel(1);
-        std::thread::spawn(move || while asked.recv().is_ok_and(|()| answer.send(()).is_ok()) {});
+        std::thread::spawn(move || {
+            while let Ok(works) = asked.recv() {
+                let start = Instant::now();
+                while start.elapsed() < works {
+                    std::hint::spin_loop();
+                }
+                answer.send(()).expect("somebody has asked");
+            }
+        });
         (ask, Mutex::new(answers))
     });
     let answers = answers.lock().expect("one thread asks");
+    std::thread::sleep(works);
     let start = Instant::now();
-    ask.send(()).expect("somebody answers");
+    ask.send(works).expect("somebody answers");
     answers.recv().expect("somebody answers");
-    start.elapsed().as_secs_f64() * 1e6
+    start.elapsed().saturating_sub(works).as_secs_f64() * 1e6
 }
 
 /// Microseconds of each task, ascending, of a server and a trainer of this number; and what is measured between two tasks.
-fn own_times(number: u16, between: &mut impl FnMut(&mut Vec<f64>)) -> (Vec<f64>, Vec<f64>) {
+fn own_times(
+    number: u16,
+    between: &mut impl FnMut(Duration, &mut Vec<f64>),
+) -> (Vec<f64>, Vec<f64>) {
     let server = PeerId::server(number, 0);
     let mut trainer = open(PeerId::trainer(0, 0));
     let mut shared = Shared::new(
@@ -177,7 +189,7 @@ fn own_times(number: u16, between: &mut impl FnMut(&mut Vec<f64>)) -> (Vec<f64>,
         for tensor in [Tensor::Q, Tensor::K, Tensor::V] {
             trainer.withdraw(rows_key(at, tensor));
         }
-        between(&mut others);
+        between(alone, &mut others);
     }
     for it in [&mut times, &mut others] {
         it.sort_by(f64::total_cmp);

@@ -53,8 +53,8 @@ pub struct Standing {
     told: VecDeque<Arc<PlannedStep>>,
     /// Phases of the step that runs, and those of them that are not over.
     submitted: u32,
-    /// Whether the main thread has submitted one of them itself.
-    has_submitted: bool,
+    /// How many of them the main thread has submitted itself.
+    called_for: u32,
     open: BTreeMap<Phase, Open>,
     /// Works that ran of those that were planned for this rank, by phase. Those of a phase may run before it is submitted here.
     ran: BTreeMap<At, usize>,
@@ -89,7 +89,7 @@ impl Standing {
             next: first,
             told: VecDeque::new(),
             submitted: 0,
-            has_submitted: false,
+            called_for: 0,
             open: BTreeMap::new(),
             ran: BTreeMap::new(),
             cancelled: None,
@@ -137,7 +137,7 @@ impl Standing {
             self.open.insert(phase, Open { is_whole: false, planned });
         }
         self.submitted += 1;
-        self.has_submitted = true;
+        self.called_for += 1;
         self.called();
     }
 
@@ -189,7 +189,7 @@ impl Standing {
         let over = self.told.pop_front();
         self.next += 1;
         self.submitted = 0;
-        self.has_submitted = false;
+        self.called_for = 0;
         self.open.clear();
         self.ran = self.ran.split_off(&At::new(self.next, 0));
         self.called();
@@ -249,7 +249,7 @@ impl Standing {
             return None;
         }
         let what = format!("rank {} has left, and has not {}", self.me.0, self.due());
-        Some(Stands::Left { what, in_mid_step: self.has_submitted })
+        Some(Stands::Left { what, in_mid_step: self.called_for > 0 })
     }
 
     /// Whether it stood still at the last look.
