@@ -71,12 +71,11 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
         match session.begin(0) {
             Next::Step(_) => {
                 let leaves = match mistake {
-                    "all leave" => true,
                     "all leave in the middle" if wrong => {
                         drop(submit(&session, "none")?);
                         true
                     }
-                    "all leave in the middle" => true,
+                    "all leave" | "all leave in the middle" => true,
                     "leaves" => wrong,
                     "the conductor leaves" => !wrong,
                     _ => false,

@@ -22,8 +22,8 @@ pub(super) struct Link {
     pub(super) waiting: VecDeque<Out>,
     /// Bytes that a process which does not look has not read.
     pub(super) unread: usize,
-    /// Whether a message found no room, and nobody has said since that there is some.
-    pub(super) refused: bool,
+    /// Messages that found no room since it was last said that there is some.
+    pub(super) refused: u32,
     pub(super) last: [u64; 2],
     /// From when to when bytes come from the acceptor without a gap, the newest last.
     pub(super) coming: VecDeque<(u64, u64)>,
@@ -70,7 +70,7 @@ impl Net {
             acceptor_holds: false,
             waiting: VecDeque::new(),
             unread: 0,
-            refused: false,
+            refused: 0,
             last: [0; 2],
             coming: VecDeque::new(),
         });
@@ -110,7 +110,7 @@ impl Net {
         let it = &mut self.links[link];
         if it.unread + message.len() > queue {
             self.full[0] += 1;
-            it.refused = true;
+            it.refused += 1;
             return Err(RingError::Full { peer, queued: it.unread });
         }
         it.unread += message.len();
@@ -263,7 +263,7 @@ impl Net {
     pub(super) fn has_room(&mut self, link: LinkId) {
         let queue = self.queue;
         let it = &mut self.links[link];
-        if it.unread <= queue / 2 && std::mem::take(&mut it.refused) && it.opener_holds {
+        if it.unread <= queue / 2 && std::mem::take(&mut it.refused) > 0 && it.opener_holds {
             let (opener, peer) = (it.opener, it.peer);
             self.full[1] += 1;
             self.say(opener, Event::Room { peer });
