@@ -62,10 +62,10 @@ impl Paths {
         }
     }
 
-    /// Begins the pulls that waited for memory.
-    pub(super) fn begin_waiting(&mut self) {
-        let waiting = self.sharing.as_mut().map(|it| std::mem::take(&mut it.waiting));
-        for mut pull in waiting.unwrap_or_default() {
+    /// Begins the pulls that waited for memory of a peer.
+    pub(super) fn begin_waiting(&mut self, peer: PeerId) {
+        let waiting = self.sharing.as_mut().map(|it| it.waiting.take_from(peer));
+        for mut pull in waiting.into_iter().flatten() {
             self.tcp.watch_anew(&mut pull);
             self.begin(pull);
         }
@@ -74,8 +74,7 @@ impl Paths {
     /// Ends pulls that have waited for memory longer than their patience.
     pub(super) fn end_late(&mut self, now: Instant) {
         let Some(shared) = &mut self.sharing else { return };
-        let late = |it: &mut Pull| it.is_late(now);
-        for pull in shared.waiting.extract_if(.., late).collect::<Vec<_>>() {
+        while let Some(pull) = shared.waiting.take_late(now) {
             self.tcp.end_copied(pull, Err(PullError::Deadline));
         }
     }
@@ -119,7 +118,6 @@ impl Paths {
         let Some(shared) = &mut self.sharing else { return };
         shared.ways.forget(peer);
         let copying = std::mem::take(&mut shared.copying);
-        let waiting = std::mem::take(&mut shared.waiting);
         let mut ended = Vec::new();
         for it in copying {
             if it.pull.peer() == peer {
@@ -128,13 +126,7 @@ impl Paths {
                 shared.copying.push_back(it);
             }
         }
-        for pull in waiting {
-            if pull.peer() == peer {
-                ended.push(pull);
-            } else {
-                shared.waiting.push(pull);
-            }
-        }
+        ended.extend(shared.waiting.take_from(peer));
         for pull in ended {
             self.tcp.end_copied(pull, Err(why.clone()));
         }

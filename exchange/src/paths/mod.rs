@@ -34,6 +34,7 @@ mod sharing;
 #[cfg(test)]
 mod tests;
 mod told;
+mod waiting;
 mod ways;
 
 use std::collections::BTreeSet;
@@ -169,8 +170,8 @@ impl Paths {
         if !shared.copying.is_empty() {
             return Duration::ZERO;
         }
-        let late = shared.waiting.iter().map(|it| it.late_at().saturating_duration_since(now));
-        late.min().unwrap_or(Duration::MAX).min(remote)
+        let late = shared.waiting.next_late().map(|it| it.saturating_duration_since(now));
+        late.unwrap_or(Duration::MAX).min(remote)
     }
 
     /// Takes a region off the boards. When this returns, its memory may be written.
@@ -194,9 +195,9 @@ impl Paths {
             Answer::Open(peer) => {
                 // The event is held back until the peer has a way.
                 self.events.push(Event::Connected(peer));
-                self.begin_waiting();
+                self.begin_waiting(peer);
             }
-            Answer::Arena => self.begin_waiting(),
+            Answer::Arena(peer) => self.begin_waiting(peer),
             Answer::Shut(peer, why) => {
                 // Where the link broke, that is the reason, and its event follows.
                 let is_linked = self.tcp.is_opening(peer);

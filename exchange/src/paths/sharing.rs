@@ -11,13 +11,14 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use super::Sharing;
 use super::copies::{Copying, TURN_BYTES};
 use super::offer::Offer;
+use super::waiting::Waiting;
 use super::ways::Ways;
 use crate::buffer::Buffer;
 use crate::door::Door;
 use crate::peer::{PeerId, RegionKey};
 use crate::provider::{LandingId, Provider as _, PullId};
 use crate::shared::{Board, Spot};
-use crate::tcp::{Pull, Tcp};
+use crate::tcp::Tcp;
 
 /// State of the shared-memory path of a process.
 pub(super) struct Shared {
@@ -32,7 +33,7 @@ pub(super) struct Shared {
     pub(super) asked: BTreeMap<PullId, (PeerId, LandingId)>,
     pub(super) copying: VecDeque<Copying>,
     /// Pulls that wait for memory to be mapped because shared memory is demanded.
-    pub(super) waiting: Vec<Pull>,
+    pub(super) waiting: Waiting,
     /// Maximum bytes that one turn copies before links and the caller are served.
     pub(super) turn_bytes: u64,
     /// Whether it was logged that the board is full.
@@ -56,7 +57,7 @@ impl Shared {
             ways: Ways::new(tcp.waker()),
             asked: BTreeMap::new(),
             copying: VecDeque::new(),
-            waiting: Vec::new(),
+            waiting: Waiting::default(),
             turn_bytes: TURN_BYTES,
             said_full: false,
             said_unshown: false,

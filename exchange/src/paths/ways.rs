@@ -102,8 +102,8 @@ impl Source {
 pub(super) enum Answer {
     /// The way is open.
     Open(PeerId),
-    /// One more arena is mapped.
-    Arena,
+    /// One more arena of this peer is mapped.
+    Arena(PeerId),
     /// The way is shut.
     Shut(PeerId, String),
 }
@@ -157,7 +157,7 @@ impl Ways {
                         tracing::info!("rows of {peer} come by shared memory");
                     }
                     (way.said, way.rest) = (Some(Said::Open), FIRST_REST);
-                    Answer::Arena
+                    Answer::Arena(peer)
                 }
                 Err(error) => {
                     let elsewhere = matches!(

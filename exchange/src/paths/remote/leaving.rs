@@ -24,13 +24,18 @@ const MOST_TURNS: usize = 64;
 impl Remote {
     /// The first time at which a pull or a look may be late. None while nothing waits.
     pub(in crate::paths) fn next_late(&self) -> Option<Instant> {
-        let waiting = self.waiting.iter().map(Pull::late_at);
         let reading = self.deadlines.first().map(|it| it.0);
         let looks = self.ways.values().filter_map(|it| match it.stage {
             Stage::Looking { until, .. } => Some(until),
             Stage::Asked | Stage::Open { .. } | Stage::Shut { .. } => None,
         });
-        waiting.chain(reading).chain(looks).chain(self.next_left()).min()
+        self.waiting
+            .next_late()
+            .into_iter()
+            .chain(reading)
+            .chain(looks)
+            .chain(self.look_at_left)
+            .min()
     }
 
     fn late_at(&self, reading: &Reading) -> Instant {
@@ -134,8 +139,7 @@ impl Paths {
         let mut turns = 0..MOST_TURNS;
         while remote.net.progress() && turns.next().is_some() {}
         remote.count_done(now);
-        let late = |it: &mut Pull| it.is_late(now);
-        for pull in remote.waiting.extract_if(.., late).collect::<Vec<_>>() {
+        while let Some(pull) = remote.waiting.take_late(now) {
             self.tcp.end_copied(pull, Err(PullError::Deadline));
         }
         let is_here =
@@ -234,8 +238,7 @@ impl Paths {
         self.tell_all_left(peer, why);
         let Some(remote) = &mut self.remote else { return };
         remote.ways.remove(&peer);
-        let theirs = |it: &mut Pull| it.peer() == peer;
-        for pull in remote.waiting.extract_if(.., theirs).collect::<Vec<_>>() {
+        for pull in remote.waiting.take_from(peer) {
             self.tcp.end_copied(pull, Err(why.clone()));
         }
     }

@@ -33,6 +33,14 @@ pub(super) struct Left {
     is_told: bool,
 }
 
+impl Left {
+    /// When its deadline or the patience with its endpoint ends.
+    fn due_at(&self) -> Instant {
+        let end = self.since + PATIENCE;
+        if self.is_told { end } else { end.min(self.flying.pull().late_at()) }
+    }
+}
+
 impl Remote {
     /// Handles the reads in flight of a peer whose endpoint was closed: drops looks, and takes rows out of the windows.
     pub(super) fn leave_reads(&mut self, peer: PeerId) {
@@ -59,7 +67,9 @@ impl Remote {
     /// Keeps a pull for which UCX may still write.
     pub(super) fn keep(&mut self, flying: Flying, now: Instant) -> PullId {
         let id = flying.pull().id();
-        self.left.insert(id, Left { flying, since: now, is_told: false });
+        let left = Left { flying, since: now, is_told: false };
+        self.look_at_left = self.look_at_left.into_iter().chain([left.due_at()]).min();
+        self.left.insert(id, left);
         id
     }
 
@@ -72,7 +82,8 @@ impl Remote {
 
     /// Whether UCX may still write to a landing, for a pull that has ended.
     pub(in crate::paths) fn is_busy(&self, landing: LandingId) -> bool {
-        self.left.values().any(|it| it.is_told && it.flying.pull().landing() == landing)
+        let mut of_it = self.busy.range((landing, PullId(0))..=(landing, PullId(u64::MAX)));
+        of_it.next().is_some()
     }
 
     /// A read of such a pull has ended.
@@ -82,13 +93,10 @@ impl Remote {
         }
     }
 
-    /// The first time at which a pull or an endpoint here is due.
-    pub(super) fn next_left(&self) -> Option<Instant> {
-        let at = |it: &Left| {
-            let end = it.since + PATIENCE;
-            if it.is_told { end } else { end.min(it.flying.pull().late_at()) }
-        };
-        self.left.values().filter(|it| it.flying.is_flying()).map(at).min()
+    /// Finds the first time at which a pull or an endpoint here is due.
+    fn look_anew(&mut self) {
+        let flying = self.left.values().filter(|it| it.flying.is_flying());
+        self.look_at_left = flying.map(Left::due_at).min();
     }
 
     /// How long a poll may sleep before it has to check lingering endpoints.
@@ -101,6 +109,9 @@ impl Paths {
     /// Ends pulls that are late, and endpoints that linger longer than [`PATIENCE`].
     pub(super) fn end_late_left(&mut self, now: Instant) {
         let Some(remote) = &mut self.remote else { return };
+        if remote.look_at_left.is_none_or(|it| it > now) {
+            return;
+        }
         let late = remote.left.iter().filter(|it| it.1.flying.pull().is_late(now));
         for id in late.map(|it| *it.0).collect::<Vec<_>>() {
             self.tell_left(id, PullError::Deadline);
@@ -114,13 +125,17 @@ impl Paths {
             remote.count_done(now);
             self.reopen_lost();
         }
+        if let Some(remote) = &mut self.remote {
+            remote.look_anew();
+        }
     }
 
     /// Sends the event of a pull's end, unless it was sent.
     pub(super) fn tell_left(&mut self, id: PullId, why: PullError) {
-        let left = self.remote.as_mut().and_then(|it| it.left.get_mut(&id));
-        if let Some(left) = left.filter(|it| !it.is_told) {
+        let Some(remote) = &mut self.remote else { return };
+        if let Some(left) = remote.left.get_mut(&id).filter(|it| !it.is_told) {
             left.is_told = true;
+            remote.busy.insert((left.flying.pull().landing(), id));
             self.tcp.tell_end(left.flying.pull(), why);
         }
     }
@@ -142,6 +157,7 @@ impl Paths {
         }
         let Some(Left { flying, is_told, .. }) = remote.left.remove(&id) else { return };
         let pull = flying.into_pull();
+        remote.busy.remove(&(pull.landing(), id));
         if is_told {
             self.tcp.free_told(pull);
         } else {

@@ -36,12 +36,13 @@ use self::card::{CARD_BYTES, Card, KEY_BYTES, LONGEST_KEY, PackedKey, STRETCH_BY
 use self::left::Left;
 use self::pulls::Reading;
 use self::way::Way;
+use super::waiting::Waiting;
 use super::ways::{FIRST_REST, LONGEST_REST};
 use crate::buffer::Buffer;
 use crate::peer::{PeerId, RegionKey};
 use crate::provider::{LandingId, PullId};
 use crate::shared::{Board, Part, Spot, Stretch};
-use crate::tcp::{Limits, Pull, Tcp};
+use crate::tcp::{Limits, Tcp};
 use crate::ucx::{Done, GetId, Net, Transports};
 use crate::ucx_error::UcxError;
 
@@ -75,6 +76,10 @@ pub(super) struct Remote {
     reading: BTreeMap<PullId, Reading>,
     /// Pulls whose way was closed while UCX could write for them.
     left: BTreeMap<PullId, Left>,
+    /// Landings of those whose end was told.
+    busy: BTreeSet<(LandingId, PullId)>,
+    /// None of those is due before this time.
+    look_at_left: Option<Instant>,
     /// Deadlines of pulls: none is late before its time here.
     deadlines: BTreeSet<(Instant, PullId)>,
     /// Reads in flight, with their purpose.
@@ -84,7 +89,7 @@ pub(super) struct Remote {
     /// Ended reads that the windows count already, to be handled in order.
     done: VecDeque<(For, Done)>,
     /// Pulls that wait for a way because UCX is demanded.
-    waiting: Vec<Pull>,
+    waiting: Waiting,
     limits: Limits,
     /// Counts ways. It tells the answers to an earlier way of the same peer from those to the present one.
     rounds: u64,
@@ -185,11 +190,13 @@ impl Remote {
             asked: BTreeMap::new(),
             reading: BTreeMap::new(),
             left: BTreeMap::new(),
+            busy: BTreeSet::new(),
+            look_at_left: None,
             deadlines: BTreeSet::new(),
             gets: BTreeMap::new(),
             flying_bytes: 0,
             done: VecDeque::new(),
-            waiting: Vec::new(),
+            waiting: Waiting::default(),
             limits,
             rounds: 0,
             failures: 0,

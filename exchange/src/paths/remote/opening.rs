@@ -180,14 +180,14 @@ impl Paths {
             if !is_told {
                 self.events.push(Event::Connected(peer));
             }
-            self.begin_waiting_remote();
+            self.begin_waiting_remote(peer);
         }
     }
 
-    /// Begins the pulls that waited for a way.
-    fn begin_waiting_remote(&mut self) {
-        let waiting = self.remote.as_mut().map(|it| std::mem::take(&mut it.waiting));
-        for mut pull in waiting.unwrap_or_default() {
+    /// Begins the pulls that waited for the way to a peer.
+    fn begin_waiting_remote(&mut self, peer: PeerId) {
+        let waiting = self.remote.as_mut().map(|it| it.waiting.take_from(peer));
+        for mut pull in waiting.into_iter().flatten() {
             self.tcp.watch_anew(&mut pull);
             self.begin_remote(pull, Better::No);
         }
