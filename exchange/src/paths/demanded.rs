@@ -22,7 +22,8 @@ pub(super) struct Demanded {
     path: Option<&'static str>,
     pulls: BTreeMap<PullId, PeerId>,
     said: BTreeSet<PeerId>,
-    /// Peers whose path did not open, and has brought no rows since: the pause, and when it ends.
+    /// Peers whose path did not open, and has brought no rows since: the pause, and when it ends. One that ended longer ago than
+    /// [`LONGEST_PAUSE`] is no reason for a longer one: a path that opened may bring words alone.
     shut: BTreeMap<PeerId, (Duration, Instant)>,
 }
 
@@ -48,7 +49,8 @@ impl Demanded {
         while let Some((&older, _)) = self.shut.range(first..peer).next() {
             self.shut.remove(&older);
         }
-        let pause = self.shut.get(&peer).map_or(FIRST_PAUSE, |it| (2 * it.0).min(LONGEST_PAUSE));
+        let recent = self.shut.get(&peer).filter(|it| now < it.1 + LONGEST_PAUSE);
+        let pause = recent.map_or(FIRST_PAUSE, |it| (2 * it.0).min(LONGEST_PAUSE));
         self.shut.insert(peer, (pause, now + pause));
     }
 
@@ -138,7 +140,14 @@ mod tests {
         let (_, mut reader) = open(0, Sharing::Required, clock);
         let lines = Arc::<AtomicUsize>::default();
         let _logged = tracing::subscriber::set_default(Lines(Arc::clone(&lines)));
-        for pause in [0, 10, 20, 40, 80, 160, 320, 640, 1280, 2560, 2560] {
+        let more = [10, 20, 40, 80, 160, 320, 640, 1280, 2560, 2560];
+        // It was there again for a minute, and no rows came.
+        let afresh = [60_000, 0, 10, 20];
+        for pause in [0].into_iter().chain(more).chain(afresh) {
+            if pause == 60_000 {
+                hand.advance(Duration::from_millis(pause));
+                continue;
+            }
             let mut events = Vec::new();
             reader.connect(peer, &owner.address());
             if pause > 0 {
