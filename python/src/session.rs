@@ -73,6 +73,11 @@ impl Session {
         on_nonfinite: &str,
         rows: Option<&str>,
     ) -> PyResult<Self> {
+        let contract = Contract::from_env().map_err(JoinError::from);
+        // Before all else: a second session ends the job, whatever it asks for.
+        if let Ok(contract) = &contract {
+            session::Session::check_alone(contract).map_err(refused)?;
+        }
         let rows = rows.map(wire::read).transpose()?;
         let not_finite = match on_nonfinite {
             "report" => NotFinite::Report,
@@ -95,7 +100,7 @@ impl Session {
         let count = layers.count();
         arm_parent_death().map_err(failed)?;
         let joined = py.detach(|| {
-            let contract = Contract::from_env().map_err(JoinError::from)?;
+            let contract = contract?;
             let join = Join {
                 layers,
                 kv_heads: KvHeads::Apart,

@@ -5,6 +5,7 @@
 
 use std::fmt::Display;
 use std::net::{IpAddr, Ipv4Addr};
+use std::num::NonZeroU32;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
@@ -17,6 +18,10 @@ use cadre_planner::Tolerance;
 
 use super::{Error, Joining};
 use crate::io::exchange::{ByNode, ByPaths, Choice, How};
+
+/// Memory of a trainer that no job describes.
+const USUAL_MEMORY_MIB: NonZeroU32 =
+    NonZeroU32::new(contract::TRAINER_MEMORY_MIB).expect("it is some");
 
 /// A worker's settings from its environment.
 #[derive(Clone, Debug)]
@@ -92,7 +97,7 @@ impl Contract {
         // Processes of one machine reach each other by its loopback.
         needed(contract::CADRE_HOST, in_pod)?;
         let incarnation = assumed(contract::CADRE_INCARNATION, 0, is_plain)?;
-        let (memory_mib, tolerance) = (contract::TRAINER_MEMORY_MIB, Tolerance::USUAL);
+        let (memory_mib, tolerance) = (USUAL_MEMORY_MIB, Tolerance::USUAL);
         Ok(Self {
             control,
             me: PeerId { role, index, incarnation },
@@ -101,7 +106,7 @@ impl Contract {
             attempt: attempt.unwrap_or(1),
             trainers: optional(contract::WORLD_SIZE)?.unwrap_or(0),
             local_rank: assumed(contract::LOCAL_RANK, 0, is_plain)?,
-            memory_mib: assumed(contract::CADRE_MEMORY_MIB, memory_mib, is_plain)?,
+            memory_mib: assumed(contract::CADRE_MEMORY_MIB, memory_mib, is_plain)?.get(),
             exchange: exchange()?,
             profile: std::env::var(contract::CADRE_PROFILE).ok(),
             tolerance: assumed(contract::CADRE_TOLERANCE, tolerance, is_plain)?,
@@ -259,6 +264,7 @@ fn optional<T: FromStr>(name: &'static str) -> Result<Option<T>, Error> {
     let expected = match name {
         contract::CADRE_HOST => "IP address",
         contract::CADRE_TOLERANCE => "ratio from 1 to 2",
+        contract::CADRE_MEMORY_MIB => "number of MiB, 1 or more",
         _ => "small whole number",
     };
     value.parse().map(Some).map_err(|_| Error::Malformed { variable: name, value, expected })

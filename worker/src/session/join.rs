@@ -125,6 +125,16 @@ impl Drop for Once {
 }
 
 impl Session {
+    /// Refuses a second session of this process, as [`Self::join`] does before all else: for callers that may have to refuse
+    /// something of theirs first.
+    ///
+    /// # Errors
+    ///
+    /// [`JoinError::Twice`]. The job of the first session ends.
+    pub fn check_alone(contract: &Contract) -> Result<(), JoinError> {
+        Once::take(contract.me.index).map(drop)
+    }
+
     /// Joins the job that the environment names.
     ///
     /// # Errors
@@ -135,6 +145,9 @@ impl Session {
         // Before all else: a second one ends the job, whatever it asks for.
         let joined = Once::take(rank)?;
         check_heads(rank, &join.layers)?;
+        if join.memory == 0 {
+            return Err(JoinError::NoMemory { rank });
+        }
         if join.exchange == exchange::Choice::Node {
             check_gpu_heads(rank, &join.layers)?;
         }

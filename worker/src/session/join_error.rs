@@ -70,6 +70,12 @@ pub enum JoinError {
         /// KV heads.
         kv: u16,
     },
+    /// A server in place has to have room for rows of others.
+    #[error("rank {rank} brings no memory for rows of others; give it 1 MiB or more")]
+    NoMemory {
+        /// Which rank.
+        rank: u16,
+    },
     /// No engine computes such heads.
     #[error(
         "no engine takes the head dim {dim} in layer {layer} of rank {rank}; give the model heads of a multiple of 8 up to 256"
@@ -118,6 +124,7 @@ impl JoinError {
             | Self::Uneven { .. }
             | Self::HeadDim { .. }
             | Self::OnGpu { .. }
+            | Self::NoMemory { .. }
             | Self::Twice { .. } => true,
             Self::Gpu { .. } | Self::Threads { .. } => false,
         }
