@@ -7,9 +7,11 @@
 //! It cannot be kept from standing in the way: a job that waits for what it owes ends when its process does. What it may not do is
 //! make another process panic, keep memory there, or change bits of those for whom it does not speak.
 
+mod speaking;
+
 use std::collections::BTreeSet;
 
-use cadre_exchange::{Buffer, Event, PeerId, RegionKey};
+use cadre_exchange::{Buffer, PeerId, RegionKey};
 use cadre_planner::{DocumentId, Stretch};
 use cadre_protocol::{
     Acks, At, Filler, Heartbeat, Message, Nanos, Round, ServerId, TrainerId, Why, Work,
@@ -19,12 +21,9 @@ use cadre_step::envelope::{
 };
 use cadre_step::header::Header;
 use cadre_step::words::{Body, Life, Published, Stream};
-use cadre_worker::io::shared::peer_of;
 
-use crate::faults::Who;
 use crate::job::Job;
 use crate::random::{Random, hash};
-use crate::world::{World, remark};
 
 /// What it can say: messages of the protocol, words, answers to words, noise.
 const KINDS: u64 = 24;
@@ -39,6 +38,8 @@ pub(crate) struct Hostile {
     others: u64,
     /// Names under which it has spoken.
     voices: BTreeSet<PeerId>,
+    /// It has said in the conductor's name what may let rows go.
+    lets_go: bool,
     publication: u64,
 }
 
@@ -49,7 +50,15 @@ impl Hostile {
         let some: Vec<_> = (0..random.within(1, 3)).map(|_| random.within(0, KINDS - 1)).collect();
         let kinds = if all { (0..KINDS).collect() } else { some };
         let (spoilt, others) = (*random.pick(&[0, 5, 30]), *random.pick(&[0, 0, 0, 10, 50]));
-        Self { random, kinds, spoilt, others, voices: BTreeSet::new(), publication: 1 << 40 }
+        Self {
+            random,
+            kinds,
+            spoilt,
+            others,
+            voices: BTreeSet::new(),
+            lets_go: false,
+            publication: 1 << 40,
+        }
     }
 
     /// Whether it has spoken under a name.
@@ -60,8 +69,7 @@ impl Hostile {
     /// Whether a rank may find something wrong for it: one for whom it has spoken, since it may have acknowledged what did not come.
     /// In the conductor's name it may have let rows go that others still needed.
     pub(crate) fn may_break(&self, id: PeerId, wrong: &str) -> bool {
-        let conducts = self.speaks_for(PeerId::trainer(0, 0));
-        self.speaks_for(id) || conducts && wrong.contains("has wrong bits of")
+        self.speaks_for(id) || self.lets_go && wrong.contains("has wrong bits of")
     }
 
     /// Under how many names it has spoken.
@@ -345,53 +353,3 @@ impl Hostile {
 
 /// What its reasons say.
 const LIE: &str = "a lie ";
-
-impl World {
-    /// A member says so many things to processes of its choice.
-    pub(crate) fn speak(&mut self, who: Who, count: u32) {
-        let Some(life) = self.newest(who) else { return };
-        let me = self.processes[&life].id;
-        let seed = self.job.seed;
-        let mut hostile = self.hostile.take().unwrap_or_else(|| Hostile::new(seed));
-        let all: Vec<_> = self.processes.values().map(|it| (it.life, it.id)).collect();
-        hostile.voices.insert(me);
-        for _ in 0..count {
-            let (to, to_id) = *hostile.random.pick(&all);
-            if to == life {
-                continue;
-            }
-            let spied = self.net.borrow().spied.get(&(life, to_id)).copied();
-            let (envelope, published) = hostile.envelope(&self.job, me, spied);
-            let other = hostile.random.chance(hostile.others);
-            let from = if other { hostile.somebody(&self.job) } else { me };
-            let bytes = hostile.bytes(&envelope);
-            if bytes.len() > cadre_exchange::MAX_MESSAGE_BYTES {
-                continue;
-            }
-            remark(format_args!("{me} as {from} to {:?}: {envelope:?}", peer_of(to_id)));
-            hostile.voices.insert(from);
-            let mut net = self.net.borrow_mut();
-            if let Some((key, rows)) = published {
-                net.publish(life, key, std::sync::Arc::new(rows));
-            }
-            net.say(to, Event::Message { from, bytes });
-        }
-        self.hostile = Some(hostile);
-    }
-
-    /// Ends the processes for which a hostile member has spoken, once: whether there were any.
-    pub(crate) fn end_hostile(&mut self) -> bool {
-        let Some(hostile) = &mut self.hostile else { return false };
-        if std::mem::replace(&mut self.hostile_is_over, true) {
-            return false;
-        }
-        let heard = |it: &&crate::process::Process| hostile.speaks_for(it.id);
-        let lives: Vec<_> = self.processes.values().filter(heard).map(|it| it.life).collect();
-        remark(format_args!("{} processes end for which somebody else has spoken", lives.len()));
-        for life in lives {
-            self.kill(life, false);
-        }
-        self.progress = self.net.borrow().now;
-        true
-    }
-}
