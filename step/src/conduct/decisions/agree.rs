@@ -116,6 +116,8 @@ impl Decisions {
             self.standing_until = None;
             if self.left_in_mid_step {
                 self.stalled(acts);
+            } else {
+                self.tell_all_over(acts);
             }
         } else {
             self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
@@ -152,6 +154,8 @@ impl Decisions {
             TO_ITS_END
         };
         let reason = format!("{}; {remedy}", named.join("; "));
-        self.close(acts, Ending::Failed { reason, bad_input: false });
+        // Who left did so by its program, which would do it again.
+        let bad_input = !self.left.is_empty();
+        self.close(acts, Ending::Failed { reason, bad_input });
     }
 }

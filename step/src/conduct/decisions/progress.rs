@@ -65,7 +65,13 @@ impl Decisions {
 
     pub(super) fn step_done(&mut self, acts: &mut Acts<'_>, from: TrainerId, done: StepDone) {
         let step = done.step;
-        let Some(out) = self.published.get_mut(&step) else { return };
+        let Some(out) = self.published.get_mut(&step) else {
+            // A step that is told already, though not all have done it.
+            if let Some(it) = self.telling.get_mut(&step) {
+                it.out.done.entry(from.0).or_insert(done);
+            }
+            return;
+        };
         out.done.entry(from.0).or_insert(done);
         if out.done.len() == usize::from(self.draft.trainers) {
             self.over(acts, step);

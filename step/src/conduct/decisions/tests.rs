@@ -191,7 +191,7 @@ fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_i
     after(&mut job, 4_999);
     assert_eq!(job.decisions.ending, None, "the other one may leave as well");
     after(&mut job, 1);
-    let Some(Ending::Failed { reason, bad_input: false }) = &job.decisions.ending else {
+    let Some(Ending::Failed { reason, bad_input: true }) = &job.decisions.ending else {
         panic!("rank 0 waits for ever")
     };
     assert_eq!(
@@ -241,7 +241,7 @@ fn trainers_that_all_leave_a_step_that_one_has_begun_to_submit_are_named() {
             let (what, in_mid_step) = (format!("rank {rank} has left"), rank == begun);
             job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step }));
         }
-        let Some(Ending::Failed { reason, bad_input: false }) = &job.decisions.ending else {
+        let Some(Ending::Failed { reason, bad_input: true }) = &job.decisions.ending else {
             panic!("rank {begun} has submitted rows, and the job is over as if it were done")
         };
         assert!(

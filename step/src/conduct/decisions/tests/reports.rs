@@ -78,3 +78,30 @@ fn a_job_that_fails_waits_for_no_server() {
     job.tell(1, Said::Steps(6));
     assert_eq!((told(&mut job), job.told_the_end), (vec![(0, 0)], 1));
 }
+
+#[test]
+fn a_job_that_all_trainers_leave_has_told_its_steps() {
+    let mut job = with_a_step_done(5);
+    for rank in 0..2 {
+        assert_eq!(told(&mut job), []);
+        let what = format!("rank {rank} has left");
+        job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step: false }));
+    }
+    assert_eq!(told(&mut job), [(0, 0)], "rank 0 goes now, and the conductor with it");
+}
+
+#[test]
+fn a_trainer_that_has_done_a_step_while_it_waits_to_be_told_is_in_it() {
+    let mut job = Job::new();
+    job.introduce();
+    job.serve(1, &SERVERS.map(Some));
+    assert!(job.announce(0));
+    job.tell(0, done(0));
+    job.stop();
+    job.obey(Commanded::PoolLost { step: 0 });
+    assert_eq!((job.over.len(), job.told_the_end), (0, 0), "servers may say what they did");
+    job.tell(1, done(0));
+    job.later(500);
+    let done: Vec<_> = job.over.iter().map(|it| it.done.len()).collect();
+    assert_eq!((&done[..], job.told_the_end), (&[2][..], 1));
+}
