@@ -72,8 +72,8 @@ pub(crate) fn exit_with(code: u8) {
 
 /// What Python raises where a rank does not leave as it said; the process exits as one whose job has failed.
 pub(crate) fn left(error: LeaveError) -> PyErr {
-    if let LeaveError::Failed { reason } = &error {
-        exit_with(COULD_NOT_GO_ON);
+    if let LeaveError::Failed { reason, bad_input } = &error {
+        exit_with(if *bad_input { BAD_INPUT } else { COULD_NOT_GO_ON });
         last_words(reason);
     }
     failed(error)

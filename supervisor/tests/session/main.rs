@@ -28,6 +28,8 @@ use cadre_worker::session::{Join, JoinError, KvHeads, Layers};
 use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
 use serde_json::json;
 
+use self::lent::Ends;
+
 const TRAINERS: u16 = 2;
 /// Ranks of [`lent`]; behind the second may stand a seed, from which streams of the emulated GPU get on.
 const ON_HOST: &str = "rows of the host";
@@ -49,8 +51,8 @@ fn acts_as_worker() {
         })
         .map_err(Into::into),
         (_, Ok(act)) if act == "threads" => threads::main(),
-        (_, Ok(act)) if act == ON_HOST => lent::main(false),
-        (_, Ok(act)) if act.starts_with(ON_GPU) => lent::main(true),
+        (_, Ok(act)) if act.starts_with(ON_HOST) => lent::main(false, Ends::of(&act)),
+        (_, Ok(act)) if act.starts_with(ON_GPU) => lent::main(true, Ends::of(&act)),
         (_, Ok(mistake)) => mistaken::main(&mistake),
         (_, Err(_)) => rank::main(),
     };
@@ -310,6 +312,7 @@ fn heads_that_nothing_computes_are_refused_before_a_rank_joins() {
             "on a gpu",
             "--exchange node does not take the head dim 8 in layer 0 of rank 1, whose rows would stay on the GPU; give",
         ),
+        ("memory", "rank 1 brings no memory for rows of others; give it 1 MiB or more"),
     ] {
         match ended(AttentionPlace::Pool, &[], Some(mistake)).0 {
             Err(RunError::BadInput { message, .. }) => {
@@ -325,14 +328,14 @@ fn ranks_that_leave_before_a_step_that_is_out_end_the_job_in_order_if_all_do_and
     let (result, _) = ended(AttentionPlace::Pool, &[], Some("all leave"));
     result.expect("nobody waits for anybody");
     match ended(AttentionPlace::Pool, &[], Some("all leave in the middle")).0 {
-        Err(RunError::JobFailed { message, .. }) => {
+        Err(RunError::BadInput { message, .. }) => {
             let named = "rank 1 has left, and has not submitted step 0, layer 1, nano-batch 0";
             assert!(message.contains(named), "{message}");
         }
         other => panic!("rank 1 has submitted rows, and the job is over: {other:?}"),
     }
     let check = |mistake, rank: u16| match ended(AttentionPlace::Pool, &[], Some(mistake)).0 {
-        Err(RunError::JobFailed { message, .. }) => {
+        Err(RunError::BadInput { message, .. }) => {
             let named = format!(
                 "rank {rank} has left, and has not submitted step 0, layer 0, nano-batch 0, forward; have every rank run"
             );
@@ -344,6 +347,34 @@ fn ranks_that_leave_before_a_step_that_is_out_end_the_job_in_order_if_all_do_and
         scope.spawn(|| check("leaves", 1));
         scope.spawn(|| check("the conductor leaves", 0));
     });
+}
+
+/// Others may not have said that it is done, and need its rows or the conductor until then.
+#[test]
+fn a_rank_that_leaves_as_soon_as_its_last_step_is_done_waits_for_the_end_of_the_job() {
+    let check = |slow: u16| {
+        let act = format!("{ON_HOST}, slow rank {slow}");
+        let (result, lines) = ended(AttentionPlace::Pool, &[], Some(&act));
+        result.unwrap_or_else(|error| panic!("rank {slow} is slow: {error:?}"));
+        assert_eq!(lines.len(), 3 * 2 * 2 * 3);
+    };
+    thread::scope(|scope| (0..TRAINERS).for_each(|it| drop(scope.spawn(move || check(it)))));
+}
+
+#[test]
+fn ranks_that_leave_with_lent_rows_under_way_end_the_job_by_name() {
+    if cadre_kernels::cubins::CUBINS.is_empty() {
+        eprintln!("skipped: this build has no GPU kernels; `make kernels` builds them");
+        return;
+    }
+    let act = format!("{ON_GPU}, leaves midway");
+    match ended(AttentionPlace::Pool, &[], Some(&act)).0 {
+        Err(RunError::BadInput { message, .. }) => {
+            let named = "rank 1 has left, and has not submitted step 0, layer 0, nano-batch 1";
+            assert!(message.contains(named), "{message}");
+        }
+        other => panic!("rows are on their way, and the job is over: {other:?}"),
+    }
 }
 
 #[test]

@@ -36,6 +36,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let join = || Join {
         exchange: if on_gpu { ExchangeChoice::Node } else { ExchangeChoice::Tcp },
         seed: u64::from(mistake == "seed") * u64::from(contract.me.index),
+        memory: if mistake == "memory" && contract.me.index == 1 { 0 } else { 1 << 28 },
         wire: (mistake == "wire" && contract.me.index == 1).then_some(Wire::Bf16),
         ..super::join(
             layers.clone(),

@@ -101,19 +101,19 @@ impl<P: Exchange> Io<P> {
             }
             // What was said before, such as that a step is done, counts.
             Request::Fail(reason) => {
-                self.settle();
+                self.settle_all();
                 self.fail(reason, false);
             }
             Request::Refuse(reason) => {
-                self.settle();
+                self.settle_all();
                 self.fail(reason, true);
             }
-            Request::Leave => {
+            Request::Leave(left) => {
                 let until = shared.now().after(LAST_WORDS_WITHIN);
                 // After the end of the job nobody waits for anybody.
                 if self.leaving.is_none()
                     && self.ended.is_none()
-                    && let Some(left) = self.trainer.as_ref().and_then(|it| it.standing.leaves())
+                    && let Some(left) = left
                 {
                     tracing::warn!("this process leaves before its step is over: {left:?}");
                     shared.tell_conductor(Said::Standing(left));
@@ -222,7 +222,7 @@ impl<P: Exchange> Io<P> {
             }
             None => {
                 let reason = "the controller says what this release does not know; run workers and controller of the same release";
-                self.fail(reason.to_owned(), false);
+                self.give_up(reason.to_owned(), false);
             }
         }
     }

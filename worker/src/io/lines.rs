@@ -8,7 +8,7 @@ use std::sync::Arc;
 use cadre_exchange::PeerId;
 use cadre_protocol::{At, Nanos};
 use cadre_step::conduct::{self, Made};
-use cadre_step::envelope::{Ending, Lengths, StepDone};
+use cadre_step::envelope::{Ending, Lengths, Stands, StepDone};
 use cadre_step::planned::PlannedStep;
 
 use super::encoded::{Encoded, Read};
@@ -53,8 +53,8 @@ pub enum Request {
     Fail(String),
     /// The caller of the session made a mistake: the job ends as one whose input is bad.
     Refuse(String),
-    /// The process ends.
-    Leave,
+    /// The process ends; and which call is due that the trainer will not make.
+    Leave(Option<Stands>),
     /// The process was asked to end.
     Terminate,
     /// The conductor's next header was made, but for its fillers.

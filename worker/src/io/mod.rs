@@ -137,7 +137,12 @@ pub enum After {
     /// The process joins the next job.
     Again,
     /// The process ends, and says why.
-    Failed(String),
+    Failed {
+        /// Why the job has failed.
+        reason: String,
+        /// Another attempt would fail in the same way.
+        bad_input: bool,
+    },
 }
 
 /// The machines of a process: of its trainer, its server, its conductor.
@@ -213,10 +218,7 @@ impl<P: Exchange> Io<P> {
     pub fn turn(&mut self) -> Turn {
         self.look_at_the_time();
         // What came last may be how the job ends.
-        if self.leaving.is_some() {
-            self.settle();
-        }
-        if self.may_leave() {
+        if self.leaving.is_some() && self.settle() == Settled::All && self.may_leave() {
             return Turn::Leave;
         }
         let asked = self.take_requests();
@@ -280,7 +282,7 @@ impl<P: Exchange> Io<P> {
     pub fn leave(self) -> After {
         self.shared.tracer.flush();
         match (self.ended, self.draining) {
-            (Some(Ending::Failed { reason, .. }), _) => After::Failed(reason),
+            (Some(Ending::Failed { reason, bad_input }), _) => After::Failed { reason, bad_input },
             (_, Some(drain)) if drain.stays => After::Again,
             (_, _) => After::Leave,
         }

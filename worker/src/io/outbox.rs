@@ -26,6 +26,11 @@ impl<P: Exchange> Io<P> {
         Settled::Some
     }
 
+    /// The same of all.
+    pub(super) fn settle_all(&mut self) {
+        while self.settle() == Settled::Some {}
+    }
+
     /// Hands an output to whom it is for. Machines that are gone get nothing, and what they gave is nobody's.
     fn hand_on(&mut self, output: Output<P::Memory>) {
         let me = self.shared.me;

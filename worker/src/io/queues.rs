@@ -355,7 +355,7 @@ mod tests {
         let all = 3 * MAX_REQUESTS;
         let (asked, count) = channel();
         let ask = move |_| {
-            handle.send(Request::Leave);
+            handle.send(Request::Leave(None));
             asked.send(()).unwrap();
         };
         let asking = std::thread::spawn(move || (0..all).for_each(ask));
@@ -382,6 +382,6 @@ mod tests {
         assert!(outlet.waiting.is_empty());
         let (handle, requests) = Handle::<HostRows>::channel(links.waker());
         drop(requests);
-        handle.send(Request::Leave);
+        handle.send(Request::Leave(None));
     }
 }

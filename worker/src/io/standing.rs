@@ -53,8 +53,6 @@ pub struct Standing {
     told: VecDeque<Arc<PlannedStep>>,
     /// Phases of the step that runs, and those of them that are not over.
     submitted: u32,
-    /// How many of them the main thread has submitted itself.
-    called_for: u32,
     open: BTreeMap<Phase, Open>,
     /// Works that ran of those that were planned for this rank, by phase. Those of a phase may run before it is submitted here.
     ran: BTreeMap<At, usize>,
@@ -89,7 +87,6 @@ impl Standing {
             next: first,
             told: VecDeque::new(),
             submitted: 0,
-            called_for: 0,
             open: BTreeMap::new(),
             ran: BTreeMap::new(),
             cancelled: None,
@@ -137,7 +134,6 @@ impl Standing {
             self.open.insert(phase, Open { is_whole: false, planned });
         }
         self.submitted += 1;
-        self.called_for += 1;
         self.called();
     }
 
@@ -189,7 +185,6 @@ impl Standing {
         let over = self.told.pop_front();
         self.next += 1;
         self.submitted = 0;
-        self.called_for = 0;
         self.open.clear();
         self.ran = self.ran.split_off(&At::new(self.next, 0));
         self.called();
@@ -239,17 +234,6 @@ impl Standing {
 
     fn is_between_steps(&self) -> bool {
         self.told.front().is_some_and(|it| self.submitted as usize == it.order.count())
-    }
-
-    /// What is said of it when it leaves: that a call is due which it will not make. It has announced a step, or was told one, that
-    /// is not over here; or it has announced none, and did not say that none comes. The header of a step that was announced may
-    /// come long after the rank has left.
-    pub fn leaves(&self) -> Option<Stands> {
-        if self.told.is_empty() && self.announce <= self.next && !self.has_to_announce() {
-            return None;
-        }
-        let what = format!("rank {} has left, and has not {}", self.me.0, self.due());
-        Some(Stands::Left { what, in_mid_step: self.called_for > 0 })
     }
 
     /// Whether it stood still at the last look.

@@ -207,6 +207,36 @@ fn a_controller_lets_servers_go_and_no_trainer() {
 }
 
 #[test]
+fn what_a_controller_says_that_is_not_known_ends_a_rank_s_job_and_moves_a_server_s_work() {
+    for me in [PeerId::server(0, 0), PeerId::trainer(1, 0)] {
+        let (mut io, told, _planned) = io(me, None);
+        io.controller(ControllerMessage { message: None });
+        while io.settle() == Settled::Some {}
+        let is_job = match told.try_recv() {
+            Ok(Notice::Lost(_)) => false,
+            Ok(Notice::End(Ending::Failed { .. })) => true,
+            other => panic!("{other:?}"),
+        };
+        assert_eq!(is_job, me.role == cadre_exchange::Role::Trainer);
+        assert_eq!(io.ended.is_some(), is_job);
+    }
+}
+
+#[test]
+fn a_process_that_leaves_hears_first_how_its_job_ends() {
+    let (mut io, _told, _planned) = io(PeerId::trainer(1, 0), None);
+    io.asked(Request::Leave(None).into());
+    // More than a turn hands on.
+    for step in 0..2 * MAX_REQUESTS_A_TURN as u64 {
+        io.shared.outputs.put(output::Output::Over(step));
+    }
+    let ending = Ending::Failed { reason: "late".into(), bad_input: true };
+    io.shared.outputs.put(output::Output::Ending(ending));
+    while io.turn() != Turn::Leave {}
+    assert_eq!(io.leave(), After::Failed { reason: "late".into(), bad_input: true });
+}
+
+#[test]
 fn an_io_thread_that_panics_ends_the_waits_of_its_process() {
     let (mut io, told, _planned) = io(PeerId::trainer(1, 0), None);
     let interrupt = Waker::new().unwrap();

@@ -97,7 +97,7 @@ pub fn server_main(args: ServerArgs) -> anyhow::Result<ExitCode> {
         match served? {
             After::Leave => return Ok(ExitCode::SUCCESS),
             After::Again => {}
-            After::Failed(reason) => anyhow::bail!(reason),
+            After::Failed { reason, .. } => anyhow::bail!(reason),
         }
     }
 }
@@ -141,7 +141,7 @@ fn serve<P: Exchange + Send + 'static>(
     termination.set(move || asked.send(Request::Terminate));
     let served = Compute::new(launcher, "compute", handle.clone(), tracer).serve(&told);
     termination.clear();
-    handle.send(Request::Leave);
+    handle.send(Request::Leave(None));
     let Ok(after) = io.join() else { anyhow::bail!("the io thread of {me} panicked") };
     // The controller that is away sees the exit.
     if let Err(why) = &served {
@@ -149,7 +149,7 @@ fn serve<P: Exchange + Send + 'static>(
     }
     sender.send(proto::Drained {}).ok();
     sender.leave(LAST_MESSAGES_WITHIN).ok();
-    Ok(served.map_or_else(After::Failed, |()| after))
+    Ok(served.map_or_else(|reason| After::Failed { reason, bad_input: false }, |()| after))
 }
 
 /// Why a server goes before the job is over: its bundles move to others, a new server takes its slot.

@@ -7,6 +7,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use cadre_control::proto;
+use cadre_step::envelope::Ending;
 
 use super::Session;
 use crate::io::{After, Request};
@@ -38,6 +39,17 @@ impl Outcome {
         let kind = proto::finished::Outcome::Completed;
         Self { kind, message: String::new(), exit_code: 0, sample: String::new() }
     }
+
+    /// The same, unless the job has failed: why, and whether another attempt would fail in the same way.
+    fn unless(self, failed: Option<&(String, bool)>) -> Self {
+        let Some((reason, bad_input)) = failed else { return self };
+        let kind = proto::finished::Outcome::Failed;
+        Self { kind, message: reason.clone(), exit_code: if *bad_input { 2 } else { 3 }, ..self }
+    }
+}
+
+fn left(failed: Option<(String, bool)>) -> Result<(), LeaveError> {
+    failed.map_or(Ok(()), |(reason, bad_input)| Err(LeaveError::Failed { reason, bad_input }))
 }
 
 /// When the controller was last told that this rank is busy.
@@ -65,11 +77,13 @@ pub enum LeaveError {
         /// Which rank.
         rank: u16,
     },
-    /// It says that the job is complete, and the conductor in this process that it is not: the controller was told so.
+    /// It says that the job is complete, and the job has failed: the controller was told so.
     #[error("{reason}")]
     Failed {
-        /// The conductor's reason.
+        /// Why the job has failed.
         reason: String,
+        /// Another attempt would fail in the same way.
+        bad_input: bool,
     },
 }
 
@@ -111,37 +125,46 @@ impl Session {
 
     /// Leaves the job: tells the controller how, and ends the session's threads. *io* has ended when it returns. *rescue*, *plan* and
     /// *copies* begin nothing more, and end with the launch, plan or copy that they are in: none of them is waited for, since a launch
-    /// may take long. Rank 0 stays until the others have left, too, or know that it has.
+    /// may take long. A rank that says that the job is complete, and whose steps are all done, waits first for the end of the job, as
+    /// [`Rank::begin`] does: others may still need its rows. Rank 0 stays until the others have left, too, or know that it has.
     ///
     /// # Errors
     ///
-    /// The IO thread had panicked. Of rank 0, and a good end: the job has failed all the same, such as where all ranks leave in the
-    /// middle of a step. The controller is told that instead.
+    /// The IO thread had panicked. After a good end: the job has failed all the same, such as where all ranks leave in the
+    /// middle of a step, as far as this rank knows; rank 0 always knows. The controller is told that instead.
+    ///
+    /// [`Rank::begin`]: super::Rank::begin
     pub fn leave(mut self, outcome: Outcome) -> Result<(), LeaveError> {
         let rank = self.rank.rank();
-        let io = self.io.take();
-        self.rank.line().send(Request::Leave);
-        let join = |it: JoinHandle<After>| it.join().map_err(|_| LeaveError::Panicked { rank });
-        // The conductor may know better.
-        if rank == 0 && outcome.kind == proto::finished::Outcome::Completed {
-            let after = io.map_or(Ok(After::Leave), join);
-            let outcome = match &after {
-                Ok(After::Failed(reason)) => Outcome {
-                    kind: proto::finished::Outcome::Failed,
-                    message: reason.clone(),
-                    exit_code: 3,
-                    ..outcome
-                },
-                Ok(After::Leave | After::Again) | Err(_) => outcome,
-            };
-            self.say_how(outcome);
-            return match after? {
-                After::Failed(reason) => Err(LeaveError::Failed { reason }),
-                After::Leave | After::Again => Ok(()),
-            };
+        let is_good = outcome.kind == proto::finished::Outcome::Completed;
+        if let Some(step) = self.rank.behind_the_last().filter(|_| is_good) {
+            self.rank.begin(step);
         }
-        self.say_how(outcome);
-        io.map_or(Ok(()), |it| join(it).map(drop))
+        // Who knows the end says it at once, since last words take their time.
+        let known = self.rank.ending(Duration::ZERO).filter(|_| is_good);
+        let waits = rank == 0 && is_good && known.is_none();
+        let failed = match known {
+            Some(Ending::Failed { reason, bad_input }) => Some((reason, bad_input)),
+            Some(Ending::Completed | Ending::Stopped { .. }) | None => None,
+        };
+        let io = self.io.take();
+        self.rank.leave();
+        let join = |it: JoinHandle<After>| it.join().map_err(|_| LeaveError::Panicked { rank });
+        let joined = |io: Option<JoinHandle<After>>| io.map_or(Ok(After::Leave), join);
+        if !waits {
+            self.say_how(outcome.unless(failed.as_ref()));
+            joined(io)?;
+            return left(failed);
+        }
+        // The conductor may know better.
+        let after = joined(io);
+        let failed = match &after {
+            Ok(After::Failed { reason, bad_input }) => Some((reason.clone(), *bad_input)),
+            Ok(After::Leave | After::Again) | Err(_) => None,
+        };
+        self.say_how(outcome.unless(failed.as_ref()));
+        after?;
+        left(failed)
     }
 
     /// Tells the controller how this rank has ended, as far as it is there.
@@ -167,7 +190,7 @@ impl Drop for Session {
         self.rank.fail(format!("rank {rank} dropped its session; call leave at the end"));
         // The reason has to be out first.
         self.rank.ending(LAST_WORDS_WITHIN);
-        self.rank.line().send(Request::Leave);
+        self.rank.leave();
         if io.join().is_err() {
             tracing::error!("{}", LeaveError::Panicked { rank });
         }

@@ -5,13 +5,15 @@
 //!
 //! Invariant: nothing of a call that is refused is sent, but the reason.
 
+mod ends;
+
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use cadre_exchange::PeerId;
 use cadre_kernels::Threads;
 use cadre_planner::RankId;
-use cadre_protocol::{At, Nanos, Peer, TrainerId};
+use cadre_protocol::{At, Peer, TrainerId};
 use cadre_step::envelope::{Ending, Lengths, Said, StepDone};
 use cadre_step::phases::{Direction, PhaseAt, PhaseOrder};
 use cadre_step::planned::PlannedStep;
@@ -28,9 +30,6 @@ use crate::io::queues::{End, Notices};
 use crate::io::{Handle, Line, Request};
 use crate::memory::Memory;
 use crate::trace::Tracer;
-
-/// Longest time that [`Rank::busy`] grants: the most that a job may give its trainers.
-const LONGEST_LEASE: Duration = Duration::from_hours(24);
 
 /// See the module. [`super::Session`] is one with its threads and its controller.
 pub struct Rank {
@@ -297,33 +296,6 @@ impl Rank {
         Ok(())
     }
 
-    /// Tells that this rank is at work elsewhere, as when it saves or evaluates a model: it is not taken for one that stands
-    /// still for `lease` from now on, a day at most, and never for less than the job's `stalledAfterSeconds`. The next call of
-    /// [`Self::announce`], [`Self::announce_end`], [`Self::submit`] or [`Self::done`] ends that. Work that goes on in small parts
-    /// says so after each, with a lease of zero; then it is noticed when a part hangs. Any thread may call it.
-    pub fn busy(&self, lease: Duration) {
-        let nanos = u64::try_from(lease.min(LONGEST_LEASE).as_nanos()).unwrap_or(u64::MAX);
-        // Calls that were made before may come to the IO thread later: behind the copy of their rows.
-        let calls = lock(&self.turn).calls();
-        self.line.send(Request::Busy(Nanos(nanos), calls));
-    }
-
-    /// Ends the job everywhere, for a reason of the caller's.
-    pub fn fail(&self, reason: String) {
-        self.line.send(Request::Fail(reason));
-    }
-
-    /// As [`Self::fail`], for a mistake of the caller's: the job ends as one whose input is bad.
-    pub fn fail_for_good(&self, reason: String) {
-        self.line.send(Request::Refuse(reason));
-    }
-
-    /// What ends the job in peace when it is called, from any thread: this process was asked to end.
-    pub fn ender(&self) -> impl Fn() + Send + use<> + 'static {
-        let line = self.line.clone();
-        move || line.send(Request::Terminate)
-    }
-
     /// Time in [`Self::wait`] since the step began in which nothing was computed, by whichever thread; of a wait that goes on,
     /// what has gone by until something last came.
     pub fn exposed_wait(&self) -> Duration {
@@ -358,17 +330,6 @@ impl Rank {
     /// The job ended before, or `deadline` is over.
     pub fn addresses(&self, deadline: Duration) -> Result<Vec<(PeerId, String)>, Option<Ending>> {
         self.side.addresses(deadline)
-    }
-
-    /// What waits for the end of the job as [`Self::ending`] does, for a thread that outlives this session.
-    pub fn watcher(&self) -> impl Fn(Duration) -> Option<Ending> + Send + use<> + 'static {
-        let end = self.end.clone();
-        move |deadline| end.wait(deadline)
-    }
-
-    /// Waits for the reason why the job ends, at most for `deadline`. Any thread may, whatever others wait for meanwhile.
-    pub fn ending(&self, deadline: Duration) -> Option<Ending> {
-        self.end.wait(deadline)
     }
 
     fn out_of_turn(&self, why: OutOfTurn) -> Error {

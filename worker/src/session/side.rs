@@ -56,6 +56,9 @@ pub(super) trait Side: Send + Sync {
     /// Tells that a step is over here, behind all its phases.
     fn done(&self, done: StepDone);
 
+    /// Asks the IO thread to end, behind all that was asked before.
+    fn leave(&self, leave: Request);
+
     /// As [`Self::submit`], of lent rows; when they are the caller's again.
     fn submit_lent(
         &self,
@@ -175,6 +178,10 @@ impl<M: Memory> Side for Keeping<M> {
 
     fn done(&self, done: StepDone) {
         self.ask(Request::StepDone(done).into());
+    }
+
+    fn leave(&self, leave: Request) {
+        self.ask(leave.into());
     }
 
     fn submit_lent(

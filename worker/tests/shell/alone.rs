@@ -186,6 +186,17 @@ fn ranks_that_leave_early_and_seconds_apart_end_the_job_in_order() {
     assert!(outcomes.iter().all(|it| !it.failed), "{outcomes:?}");
 }
 
+#[test]
+fn ranks_that_all_leave_in_the_middle_of_a_step_end_the_job_by_their_names() {
+    let outcomes = each(20, |job, random| {
+        let (quits, quits_after) = (Some(random.within(0, 2)), random.within(1, 2) as u32);
+        let (moments, stopped, reduces) = (BTreeSet::new(), false, true);
+        let job = Job { trainers: 3, steps: 4, quits, quits_after, ..job };
+        (Job { moments, stopped, reduces, ..job }, Vec::new())
+    });
+    assert!(outcomes.iter().all(|it| it.failed), "{outcomes:?}");
+}
+
 /// A server reads nothing for a while, and what it is told finds no room. As soon as there is some, it is said again.
 #[test]
 fn messages_that_found_no_room_are_said_as_soon_as_there_is_some() {

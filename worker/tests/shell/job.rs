@@ -79,8 +79,9 @@ pub(crate) struct Job {
     pub(crate) respawn: u64,
     /// A member says what it should not: others may be refused for it.
     pub(crate) is_hostile: bool,
-    /// All ranks leave when the header of this step is there, within seconds.
+    /// All ranks leave when the header of this step is there, within seconds; or when they have submitted so many phases of it.
     pub(crate) quits: Option<u64>,
+    pub(crate) quits_after: u32,
 }
 
 impl Job {
@@ -139,6 +140,7 @@ impl Job {
             respawn: 1_000_000_000,
             is_hostile: false,
             quits: None,
+            quits_after: 0,
         };
         job.short().with_moments()
     }

@@ -272,7 +272,7 @@ impl Process {
                     return Err(format!("{} cannot compute any more: {why}", self.id));
                 }
                 if thread == Thread::Main {
-                    self.handle.send(Request::Leave);
+                    self.handle.send(Request::Leave(None));
                 }
             }
         }
@@ -296,7 +296,10 @@ impl Process {
 
     /// The main thread has ended.
     pub(crate) fn leave(&self) {
-        self.handle.send(Request::Leave);
+        match &self.role {
+            Role::Trainer(main, _) => main.session.leave(),
+            Role::Server(_) => self.handle.send(Request::Leave(None)),
+        }
     }
 
     /// What the IO thread still holds: rows, results, steps, pulls.

@@ -61,6 +61,8 @@ pub(crate) struct Main {
     pub(crate) step: u64,
     /// It has announced the step behind the one that runs, or that there is none.
     announced: bool,
+    /// Phases of the step that it has submitted.
+    submitted: u32,
     /// Of phases that were submitted and not yet waited for.
     tickets: VecDeque<Ticket>,
     state: State,
@@ -71,7 +73,7 @@ impl Main {
     pub(crate) fn new(session: Rank) -> Self {
         let rank = session.rank();
         let (tickets, state) = (VecDeque::new(), State::Joining);
-        Self { session, rank, step: 0, announced: false, tickets, state }
+        Self { session, rank, step: 0, announced: false, submitted: 0, tickets, state }
     }
 
     /// Whether all steps are done here.
@@ -171,7 +173,9 @@ impl Main {
             State::Joining | State::Header | State::Reducing | State::Idle => {
                 match self.session.poll_begin(self.step) {
                     Some(Next::End(ending)) => Ok(Want::Left(ending)),
-                    Some(Next::Step(_)) if job.quits == Some(self.step) => Ok(Want::Quit),
+                    Some(Next::Step(_)) if job.quits == Some(self.step) && job.quits_after == 0 => {
+                        Ok(Want::Quit)
+                    }
                     Some(Next::Step(planned)) => {
                         if !job.is_hostile
                             && job.turns(self.step).is_some_and(|it| it != planned.header.turns)
@@ -185,7 +189,7 @@ impl Main {
                             self.state = State::Idle;
                             return Ok(idle);
                         }
-                        self.announced = false;
+                        (self.announced, self.submitted) = (false, 0);
                         self.state = State::Phases(planned, 0, 0);
                         Ok(Want::Linear)
                     }
@@ -255,7 +259,9 @@ impl Main {
             };
             self.tickets.push_back(self.session.submit(phase, inputs)?);
             self.state = State::Phases(Arc::clone(planned), next + 1, done);
-            return Ok(Some(Want::Linear));
+            self.submitted += 1;
+            let quits = job.quits == Some(self.step) && job.quits_after == self.submitted;
+            return Ok(Some(if quits { Want::Quit } else { Want::Linear }));
         }
         let Some(ticket) = self.tickets.pop_front() else {
             self.state = State::Reducing;

@@ -8,6 +8,7 @@
 mod framework;
 
 use std::process::ExitCode;
+use std::time::Duration;
 
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::session::{
@@ -22,6 +23,8 @@ use self::framework::{Framework, OnGpu, OnHost};
 type Failure = Box<dyn std::error::Error>;
 
 const STEPS: u64 = 3;
+/// Longer than a conductor stays to say its last words, where a rank takes its time.
+const SLOW: Duration = Duration::from_secs(3);
 /// Of which all go forward, then all backward.
 const NANOS: usize = 2;
 const LAYERS: [Layer; 2] =
@@ -32,7 +35,30 @@ const QUERY: usize = (HEADS.query * HEADS.dim) as usize;
 const KV: usize = (HEADS.kv * HEADS.dim) as usize;
 const QUERY_HEADS: usize = HEADS.query as usize;
 
-pub(crate) fn main(is_lent: bool) -> Result<ExitCode, Failure> {
+/// How a rank ends its job.
+#[derive(Clone, Copy)]
+pub(crate) enum Ends {
+    /// When it is told the end.
+    InOrder,
+    /// In the middle of the first step.
+    Midway,
+    /// As soon as all is done here, while this rank takes its time.
+    AtOnce(u16),
+}
+
+impl Ends {
+    /// As the name of a test's act says it.
+    pub(crate) fn of(act: &str) -> Self {
+        let slow = act.split(", slow rank ").nth(1).and_then(|it| it.parse().ok());
+        match slow {
+            Some(rank) => Self::AtOnce(rank),
+            None if act.ends_with(", leaves midway") => Self::Midway,
+            None => Self::InOrder,
+        }
+    }
+}
+
+pub(crate) fn main(is_lent: bool, ends: Ends) -> Result<ExitCode, Failure> {
     cadre_worker::process::arm_parent_death()?;
     let session = Session::join(
         &Contract::from_env()?,
@@ -53,9 +79,9 @@ pub(crate) fn main(is_lent: bool) -> Result<ExitCode, Failure> {
         },
     )?;
     if is_lent {
-        steps(&session, &mut OnGpu::new()?)?;
+        steps(&session, &mut OnGpu::new()?, ends)?;
     } else {
-        steps(&session, &mut OnHost)?;
+        steps(&session, &mut OnHost, ends)?;
     }
     session.leave(Outcome::completed())?;
     Ok(ExitCode::SUCCESS)
@@ -74,7 +100,7 @@ fn lengths(session: &Session, step: u64) -> Lengths {
     Lengths { step, turns: None, nanos }
 }
 
-fn steps(session: &Session, framework: &mut impl Framework) -> Result<(), Failure> {
+fn steps(session: &Session, framework: &mut impl Framework, ends: Ends) -> Result<(), Failure> {
     session.announce(lengths(session, 0))?;
     for step in 0..STEPS {
         match session.begin(step) {
@@ -84,8 +110,21 @@ fn steps(session: &Session, framework: &mut impl Framework) -> Result<(), Failur
         if step + 1 < STEPS {
             session.announce(lengths(session, step + 1))?;
         }
+        if let Ends::Midway = ends {
+            let [q, kv] = [QUERY, 2 * KV].map(|it| vec![0.5; ROWS * it]);
+            let (q, kv) = (framework.tensor(0, &q)?, framework.tensor(0, &kv)?);
+            let phase = PhaseAt { layer: 0, nano: 0, direction: Direction::Forward };
+            drop(framework.forward(session, phase, &q, kv)?);
+            return Ok(());
+        }
         run(session, framework, step)?;
+        if matches!(ends, Ends::AtOnce(rank) if rank == session.rank() && step + 1 == STEPS) {
+            std::thread::sleep(SLOW);
+        }
         session.done(StepDone { step, tokens: 1, ..StepDone::default() })?;
+    }
+    if matches!(ends, Ends::AtOnce(slow) if slow != session.rank()) {
+        return Ok(());
     }
     match session.begin(STEPS) {
         Next::End(Ending::Completed) => Ok(()),

@@ -254,30 +254,3 @@ fn a_slow_rank_is_told_of_once_until_it_moves_and_not_where_all_wait_for_one() {
     rank.0.passed(5);
     assert!(slow(&mut rank, 5_000).is_empty());
 }
-
-#[test]
-fn who_leaves_is_named_with_the_call_that_is_due_but_after_its_last_step() {
-    let mut rank = Watched::new();
-    let leaves = |rank: &Watched, due: &str, in_mid_step| {
-        let what = format!("rank 3 has left, and has not {due}");
-        assert_eq!(rank.0.leaves(), Some(Stands::Left { what, in_mid_step }));
-    };
-    let left = |rank: &Watched, due| leaves(rank, due, false);
-    left(&rank, "announced step 5");
-    rank.0.announced(5);
-    left(&rank, "asked for step 5");
-    rank.0.begins(&planned(5));
-    left(&rank, "submitted step 5, layer 0, nano-batch 0, forward");
-    rank.0.done();
-    left(&rank, "announced step 6");
-    rank.0.announced(6);
-    left(&rank, "asked for step 6");
-    rank.0.begins(&planned(6));
-    rank.0.skipped();
-    left(&rank, "submitted step 6, layer 1, nano-batch 0, forward");
-    rank.0.submitted();
-    leaves(&rank, "submitted step 6, layer 1, nano-batch 0, backward", true);
-    rank.0.done();
-    rank.0.ends(7);
-    assert_eq!(rank.0.leaves(), None, "it was the last step");
-}

@@ -5,6 +5,7 @@
 use cadre_exchange::{PeerId, Role};
 use cadre_protocol::OnPoolLoss;
 use cadre_step::envelope::Ending;
+use cadre_worker::io::After;
 
 use super::{Checked, SECOND, World};
 use crate::faults::{Fault, Pulled};
@@ -40,7 +41,9 @@ impl World {
             // A trainer that refuses links is as good as dead, for whoever cannot look into its machine.
             let cut_off = self.trainers_apart();
             let for_good = |it: &Fault| matches!(it, Fault::Stand(_, None));
-            let fine = if reason.contains("rank") && reason.contains("has not") {
+            let fine = if self.job.quits_after > 0 && reason.contains("has left") {
+                true
+            } else if reason.contains("rank") && reason.contains("has not") {
                 self.faults.list.iter().any(|it| for_good(&it.1))
             } else if reason.contains("do not get rows of each other") {
                 cut_off || self.lacks_results()
@@ -87,6 +90,16 @@ impl World {
             self.end_standing();
         }
         Ok(())
+    }
+
+    /// Trainer 0 may have left as one whose job is complete, and learns that it is not.
+    pub(super) fn learns(&mut self, life: Life, after: &After) {
+        if let After::Failed { reason, bad_input } = after
+            && self.processes[&life].id == PeerId::trainer(0, 0)
+        {
+            let failed = Ending::Failed { reason: reason.clone(), bad_input: *bad_input };
+            self.endings.insert(life, (self.now(), failed));
+        }
     }
 
     /// Whether results of somebody do not come to somebody.
@@ -249,7 +262,9 @@ impl World {
         let apart = 2 * u64::from(is_cut && self.pool_lost && !self.job.reduces);
         let fits = reports.saturating_sub(apart)..=reports + apart;
         let alike = done.iter().all(|it| fits.contains(it));
-        if reports < steps && !is_cut || done.is_empty() || !alike {
+        // What no trainer has done is not reported.
+        let too_many = done.last().is_some_and(|it| *it < reports);
+        if reports < steps && !is_cut || done.is_empty() || !alike || too_many {
             return Err(format!(
                 "{reports} of {steps} steps were reported, trainers have done {done:?}"
             ));

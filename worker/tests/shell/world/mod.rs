@@ -289,13 +289,14 @@ impl World {
             self.reported(life, report)?;
         }
         if let Some(after) = turned.after {
+            self.learns(life, &after);
             if id.role == Role::Server && !self.controller.over {
                 remark(format_args!("{id} leaves: {after:?}"));
             }
             let (most, chore) = match after {
                 // The other job is over some time later.
                 After::Again => (SECOND, Chore::Return(id)),
-                After::Leave | After::Failed(_) => (2_000_000, Chore::Gone(life)),
+                After::Leave | After::Failed { .. } => (2_000_000, Chore::Gone(life)),
             };
             self.net.borrow_mut().soon(most, Happening::Control(chore));
             self.end(life, false);
