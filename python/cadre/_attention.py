@@ -64,6 +64,7 @@ def _forward(
     pool = _job.pooled()
     if not (q.shape[0] or k.shape[0] or v.shape[0]) and (pool is None or pool[1].may_be_empty()):
         # The rank has no documents of the micro-batch, and its model is called all the same.
+        _layout.refuse_documents(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
         return _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32), LOCAL_TICKET, None
     lengths = told = _documents.lengths_of(cu_seqlens_q, cu_seqlens_k)
     if pool:
@@ -333,11 +334,15 @@ def attend(
     _layout.check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if (watched := _job.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
+    if layer is not None and not isinstance(layer, Tensor):
+        raise TypeError(f"layer is {layer!r}; give its number in a tensor: torch.tensor({layer!r})")
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     call = torch.ops.cadre.attention if torch.compiler.is_compiling() else _eager
     o, lse, *_ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
     if sinks is None:
         return o, lse
+    if not isinstance(sinks, Tensor):
+        raise TypeError(f"sinks are a {type(sinks).__name__}; give a tensor with a number for each of q's heads")
     if sinks.shape != q.shape[1:2]:
         raise ValueError(f"sinks are {tuple(sinks.shape)} and q has {q.shape[1]} heads; give a number a head")
     # A sink is one more key of every row, whose value is zero. The pool knows nothing of it.

@@ -340,6 +340,13 @@ def check_ends(**ends: torch.Tensor | None) -> None:
             raise NotImplementedError(f"{name} is on {it.device}; give it on the CPU")
 
 
+def refuse_documents(**ends: torch.Tensor | None) -> None:
+    """Refuses ends of documents where there are no rows."""
+    for name, it in ends.items():
+        if it is not None and (told := it.tolist()) not in ([], [0]):
+            raise ValueError(f"{name} is {told}, and q, k and v have no rows; give [0], or the rows of these documents")
+
+
 def differences(name: str, ends: torch.Tensor) -> list[int]:
     """Lengths of documents from their ends."""
     if ends.dim() != 1 or ends.is_floating_point() or ends.dtype == torch.bool:

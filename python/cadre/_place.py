@@ -143,8 +143,10 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         refuse_elsewhere(name, tensor, q)
         if is_dual and forward_ad.unpack_dual(tensor).tangent is not None:
             raise NotImplementedError(f"{name} has a tangent: forward-mode AD is not there; use backward")
-        if tensor.dtype not in _TYPES or tensor.dtype != q.dtype:
-            raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; all three are float32, or all are bfloat16")
+        if tensor.dtype not in _TYPES:
+            raise TypeError(f"{name} is {tensor.dtype}; attention takes torch.float32 or torch.bfloat16: cast the rows")
+        if tensor.dtype != q.dtype:
+            raise TypeError(f"{name} is {tensor.dtype} and q {q.dtype}; cast them, so that all three have one type")
     refuse_widths(q=q.shape[2], k=k.shape[2], v=v.shape[2])
     return q, k, v
 

@@ -201,12 +201,18 @@ class Step:
             raise ValueError(f"{where}: layer {layer} is {told} and the call is {kind}; call layers in order")
         announced = self.lengths(at)
         if lengths is not None and lengths != announced:
-            raise ValueError(f"{where}: cu_seqlens say {lengths}, announced were {announced}; pass those of the batch")
+            raise ValueError(
+                f"{where}: cu_seqlens say {lengths}, announced were {announced}; pass those of the batch, or evaluate "
+                "under cadre.local()"
+            )
         rows, (heads, kv_heads, dim) = sum(announced), shape.heads[layer]
         wanted = [(rows, heads, dim), *[(rows, kv_heads, dim)] * 2]
         for name, found, expected in zip("qkv", shapes, wanted, strict=True):
             if found != expected:
-                raise ValueError(f"{where}, layer {layer}: {name} is {found}, announced was {expected}")
+                raise ValueError(
+                    f"{where}, layer {layer}: {name} is {found}, announced was {expected}; give the batch's rows, or "
+                    "evaluate under cadre.local()"
+                )
         return (at, layer), self.kept[at, layer] if is_again else None
 
     def recomputed_micro_batch(self, task: int) -> int:

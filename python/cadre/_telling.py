@@ -34,6 +34,8 @@ def report(
 def busy(seconds: float) -> None:
     """Says that this rank is at work elsewhere, for so long at most, as when it saves or evaluates the model, and that
     it does not stand still. Its next call of `cadre` ends that. Ranks that wait for it meanwhile say so, too."""
+    if not 0 <= seconds < float("inf"):
+        raise ValueError(f"busy: seconds is {seconds}; say a time of 0 s or more")
     job = _job.joined("busy")
     if job.session and not job.left:
         job.session.busy(seconds)

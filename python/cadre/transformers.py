@@ -52,6 +52,11 @@ def attention(
     refuse(dropout=dropout, **{name: it for name, it in more.items() if name not in _HARMLESS})
     batch, heads, rows, dim = query.shape
     refuse_widths(q=dim, k=key.shape[-1], v=value.shape[-1])
+    if key.shape[2] != rows:
+        raise NotImplementedError(
+            f"q has {rows} rows and K {key.shape[2]}: keys of a cache are not there; give use_cache=False, or generate "
+            'after model.set_attn_implementation("sdpa")'
+        )
     several, chunk = cu_seq_lens_q is None and batch > 1, _chunk_of(module)
     if attention_mask is not None:
         _check_mask(attention_mask, several, chunk)

@@ -106,6 +106,9 @@ impl Tensor {
         }
         let elements = if rows * width == 0 { 0 } else { (rows - 1) * distance + width };
         let address: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        if address == 0 && elements > 0 {
+            return refuse("has no memory, as a tensor of zeros that autograd makes; clone it");
+        }
         if !address.is_multiple_of(bytes) {
             return refuse("does not lie on a multiple of its elements' size; clone it");
         }

@@ -136,6 +136,7 @@ class Operators(unittest.TestCase):
             ((q, k[:5], v[:5]), ValueError, r"K is \[5, 2, 16\], not"),
             ((q, k, v.to("meta")), NotImplementedError, "v is on meta"),
             ((q, k, [1.0]), TypeError, "v is a list; give a tensor"),
+            ((q, k, torch._efficientzerotensor(161, 2, 16)), ValueError, "V has no memory.* clone it"),
             ((q[:150], k[:150], v[:150]), ValueError, "documents have 161 rows and Q has 150"),
         ):
             with self.assertRaisesRegex(error, words):
@@ -148,6 +149,14 @@ class Operators(unittest.TestCase):
         ):
             with self.assertRaisesRegex(error, words):
                 cadre.flash_attn_varlen_func(q, k, v, ends, ends, 130, 130)
+        none = [it[:0] for it in (q, k, v)]
+        for ends in (CU_SEQLENS, torch.tensor([0, 5]), torch.tensor([0, 0])):
+            with self.assertRaisesRegex(ValueError, r"cu_seqlens_. is \[.*, and q, k and v have no rows"):
+                cadre.flash_attn_varlen_func(*none, ends, ends, 1, 1)
+        with self.assertRaisesRegex(TypeError, r"layer is 3; .* torch.tensor\(3\)"):
+            call(q, k, v, layer=3)
+        with self.assertRaisesRegex(TypeError, "sinks are a list; give a tensor"):
+            call(q, k, v, sinks=[0.0] * 4)
         for window in (3, (None, None), (1, 2, 3)):
             with self.assertRaisesRegex(TypeError, "window_size is .* give the rows to the left and to the right"):
                 call(q, k, v, window_size=window)

@@ -84,6 +84,11 @@ class Arguments(unittest.TestCase):
                 call(**{name: 0.5})
         call(position_ids=torch.zeros(1), max_length_q=5, output_attentions=False, num_items_in_batch=torch.tensor(3))
 
+    def test_keys_of_a_cache_are_refused(self) -> None:
+        q = torch.randn(1, 2, 4, 8)
+        with self.assertRaisesRegex(NotImplementedError, "q has 1 rows and K 4: keys of a cache .* use_cache=False"):
+            cadre.transformers.attention(None, q[:, :, :1], q, q, None)
+
     def test_a_t5_is_refused_for_the_bias_of_its_positions(self) -> None:
         config = T5Config(vocab_size=64, d_model=32, d_kv=8, d_ff=32, num_layers=1, num_heads=4, dropout_rate=0.0)
         config._attn_implementation = "cadre"

@@ -34,7 +34,7 @@ class Wheel(unittest.TestCase):
                 return ended.stdout.strip()
 
             wheel = Path(run(ROOT / "scripts" / "wheel", folder))
-            self.assertLess(wheel.stat().st_size, 8 << 20)
+            self.assertLess(wheel.stat().st_size, 8_000_000)
             self.assertRegex(wheel.name, r"^cadre-[0-9.]+-cp310-abi3-manylinux_2_[0-9]+_x86_64\.whl$")
             run(sys.executable, "-m", "venv", folder / "fresh")
             # Torch is that of this environment.
