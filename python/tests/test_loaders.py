@@ -154,11 +154,12 @@ class Loaders(Alone):
         self.assertEqual(_job.running().at, 1)
 
     def test_a_resume_repeats_and_skips_nothing(self) -> None:
-        def stateful():
-            return StatefulDataLoader(range(7), batch_size=1, collate_fn=lambda it: it[0], num_workers=0)
+        def stateful(workers: int = 0):
+            return StatefulDataLoader(range(7), batch_size=1, collate_fn=lambda it: it[0], num_workers=workers)
 
-        for make in (stateful, lambda: Loader(7)):
-            for taken in range(1, 8):
+        # Workers are ahead of what was taken.
+        for make, some in ((stateful, range(1, 8)), (lambda: stateful(2), (2, 3)), (lambda: Loader(7), range(1, 8))):
+            for taken in some:
                 with mock.patch.object(_job, "_JOB", None):
                     self.join(steps=4)
                     feed = self.batches(make(), accumulate=2)

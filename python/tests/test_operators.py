@@ -1,5 +1,8 @@
 """The operators without a job: computed in this process, by the kernels that servers run."""
 
+import sys
+import threading
+import time
 import unittest
 from unittest import mock
 
@@ -108,6 +111,52 @@ class Operators(unittest.TestCase):
         compiled = torch.compile(model, backend="aot_eager", fullgraph=True)
         for a, b in zip(torch.autograd.grad(compiled(*inputs), inputs), expected, strict=True):
             self.assertTrue(torch.equal(a, b))
+        # Of any number of rows, compiled once.
+        counter = torch._dynamo.testing.CompileCounterWithBackend("aot_eager")
+        dynamic = torch.compile(
+            lambda q, k, v, ends: cadre.flash_attn_varlen_func(q, k, v, ends, ends, 9, 9, causal=True),
+            backend=counter,
+            fullgraph=True,
+            dynamic=True,
+        )
+        for count in (9, 100, 161):
+            some, ends = [it.detach()[:count] for it in inputs], torch.tensor([0, 5, count])
+            expected = cadre.flash_attn_varlen_func(*some, ends, ends, 9, 9, causal=True)
+            self.assertTrue(torch.equal(dynamic(*some, ends), expected))
+            compiled = counter.frame_count if count == 9 else compiled
+        self.assertEqual(counter.frame_count, compiled)
+
+    def test_an_operator_says_that_no_cuda_graph_can_hold_it(self) -> None:
+        for it in (torch.ops.cadre.attention, torch.ops.cadre.attention_backward):
+            self.assertIn(torch.Tag.cudagraph_unsafe, it.default.tags)
+
+    def test_other_threads_of_python_run_while_attention_is_computed(self) -> None:
+        count, over = [0], threading.Event()
+
+        def counts() -> None:
+            while not over.is_set():
+                count[0] += 1
+                # It gives the lock back.
+                time.sleep(0)
+
+        q = torch.randn(2000, 4, 64).requires_grad_()
+        ends = torch.tensor([0, 2000])
+        thread, before = threading.Thread(target=counts), sys.getswitchinterval()
+        # Nobody takes the lock from who holds it.
+        sys.setswitchinterval(1000.0)
+        thread.start()
+        try:
+            for computes in (
+                lambda: cadre.flash_attn_varlen_func(q, q, q, ends, ends, 2000, 2000, causal=True),
+                lambda: o.square().sum().backward(),
+            ):
+                seen = count[0]
+                o = computes()
+                self.assertGreater(count[0], seen)
+        finally:
+            over.set()
+            thread.join()
+            sys.setswitchinterval(before)
 
     def test_rows_at_a_distance_are_read_where_they_lie(self) -> None:
         together = torch.randn(161, 8, 16, generator=torch.Generator().manual_seed(3))
