@@ -241,6 +241,10 @@ class Operators(unittest.TestCase):
                 transform(q)
         with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode"):
             torch.vmap(inner)(q[None])
+        one = q.detach()
+        for transform, given in ((inner, one), (torch.func.jacrev(loss), one), (torch.vmap(inner), one[None])):
+            with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode"):
+                torch.compile(transform, backend="aot_eager")(given)
         with self.assertRaisesRegex(NotImplementedError, "is_grads_batched .* torch.autograd.grad once for each"):
             torch.autograd.grad(loss(q), q, torch.ones(3), is_grads_batched=True)
         # Which makes one call after the other.
