@@ -17,14 +17,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     training.cluster.apply(training.here, &plain().to_string())?;
     training.attempted("plain");
     training.at(*STEPS).await?;
-    let done = until("the end of the job", async || {
-        let job = all::<Job>(training.cluster, training.here).get("plain").await?;
-        let status = job.status.unwrap_or_default();
-        ensure!(status.failed.unwrap_or(0) == 0, "a trainer failed: {status:?}");
-        Ok((status.succeeded == Some(2)).then_some(()))
-    });
-    let done = done.await;
-    training.explained(done)?;
+    ends(&training).await?;
     let losses = training.losses()?;
     let fixed = training.alone(2, losses.len())?;
     for (step, (one, other)) in losses.iter().zip(&fixed).enumerate() {
@@ -39,11 +32,19 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
 
 /// What a user writes who wants no `TrainingJob`.
 fn plain() -> Value {
+    let mut container = trainer("/documents", *STEPS);
+    container["env"] = json!([]);
+    indexed(container, &[json!({"name": "documents", "configMap": {"name": "documents"}})])
+}
+
+/// A Job `plain` of two ranks that join the pool by themselves. The container has what it runs, its mounts and its environment;
+/// added is what it needs for the pool.
+pub(crate) fn indexed(mut container: Value, volumes: &[Value]) -> Value {
     let index = "metadata.annotations['batch.kubernetes.io/job-completion-index']";
     let field = |name: &str, path: &str| json!({"name": name, "valueFrom": {"fieldRef": {"fieldPath": path}}});
     let text = |name: &str, value: &str| json!({"name": name, "value": value});
-    let mut container = trainer("/documents", *STEPS);
-    container["env"] = json!([
+    let env = container["env"].as_array_mut().expect("a container has an environment");
+    env.extend([
         text("CADRE_ROLE", "trainer"),
         text("CADRE_CONTROL", "https://cadre-operator.cadre-system.svc:9443"),
         text("CADRE_CONTROL_CA", "/var/run/cadre/ca.crt"),
@@ -64,11 +65,25 @@ fn plain() -> Value {
     let token = json!({"serviceAccountToken": {"audience": "cadre.dev/control", "path": "token"}});
     let issuer = json!({"configMap": {"name": "cadre-control-ca",
         "items": [{"key": "ca.crt", "path": "ca.crt"}]}});
-    template["spec"]["volumes"] = json!([
-        {"name": "documents", "configMap": {"name": "documents"}},
-        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}},
-        {"name": "cadre", "projected": {"sources": [token, issuer]}}]);
+    let mut volumes = volumes.to_vec();
+    volumes.extend([
+        json!({"name": "checkpoints", "persistentVolumeClaim": {"claimName": "checkpoints"}}),
+        json!({"name": "cadre", "projected": {"sources": [token, issuer]}}),
+    ]);
+    template["spec"]["volumes"] = volumes.into();
     json!({"apiVersion": "batch/v1", "kind": "Job", "metadata": {"name": "plain"},
         "spec": {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0,
             "template": template}})
+}
+
+/// Waits until both ranks of it have ended well.
+pub(crate) async fn ends(training: &Training<'_>) -> Result<()> {
+    let done = until("the end of the job", async || {
+        let job = all::<Job>(training.cluster, training.here).get("plain").await?;
+        let status = job.status.unwrap_or_default();
+        ensure!(status.failed.unwrap_or(0) == 0, "a trainer failed: {status:?}");
+        Ok((status.succeeded == Some(2)).then_some(()))
+    });
+    let done = done.await;
+    training.explained(done)
 }

@@ -1,8 +1,9 @@
-//! The Llama of `make demo-pytorch` trains in a pod of a `TrainingJob`: one torchrun with two ranks, with the losses of one rank
-//! without a pool.
+//! The Llama of `make demo-pytorch` trains in pods, with the losses of one rank without a pool: in one of a `TrainingJob`, by one
+//! torchrun with two ranks; and in two of a plain Indexed Job on two nodes, a rank each, which join the pool by its label.
 //!
 //! Python, torch and the package are folders of this machine, mounted for reading.
 
+use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,13 +12,17 @@ use anyhow::{Context as _, Result, ensure};
 use cadre_crds::AttentionPool;
 use cadre_e2e::programs::root;
 use cadre_e2e::{Cluster, IMAGE, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt as _;
+use kube::api::ListParams;
 use serde_json::{Value, json};
 
 use crate::objects::{all, find, of_job};
+use crate::plain_pods_join_a_pool_and_train::{ends, indexed};
 use crate::training::{Training, claim, pod};
 
 /// Steps of the job.
-const STEPS: usize = 6;
+const STEPS: usize = 4;
 /// Rows of a rank in a step.
 const TOKENS: usize = 512;
 /// Ranks of the job.
@@ -36,6 +41,16 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let is_complete = |job: &_| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
     training.status("the end of the job", is_complete).await?;
     is_like(&losses(&training.log("j-1")?)?, &alone)?;
+    for it in [meeting(), python.plain()] {
+        training.cluster.apply(training.here, &it.to_string())?;
+    }
+    training.attempted("plain");
+    ends(&training).await?;
+    let pods = all::<Pod>(training.cluster, training.here).list(&ListParams::default()).await?;
+    let ranks = pods.iter().filter(|it| it.name_any().starts_with("plain-"));
+    let nodes = ranks.filter_map(|it| it.spec.as_ref()?.node_name.clone());
+    ensure!(nodes.collect::<BTreeSet<_>>().len() == 2, "both ranks are on one node");
+    is_like(&losses(&training.log("plain")?)?, &alone)?;
     training.remove()
 }
 
@@ -92,11 +107,12 @@ impl Python {
         losses(&said(command.env("PYTHONPATH", self.files.join("python")).envs(ENVIRONMENT))?)
     }
 
-    /// Makes a container one that runs the script.
-    fn equip(&self, container: &mut Value) {
-        let torchrun = ["-m", "torch.distributed.run"];
+    /// Makes a container one that runs the script, by torchrun or as one rank.
+    fn equip(&self, container: &mut Value, launcher: &[&str]) {
         container["image"] = IMAGE.into();
-        container["command"] = json!([self.program, torchrun[0], torchrun[1], self.script]);
+        let program = [self.program.to_string_lossy()];
+        let words = program.iter().map(AsRef::as_ref).chain(launcher.iter().copied());
+        container["command"] = words.chain([self.script.as_str()]).collect();
         container["args"] = json!(arguments(TOKENS));
         let mut push = |list: &str, one: Value| match container[list].as_array_mut() {
             Some(all) => all.push(one),
@@ -121,7 +137,7 @@ impl Python {
     /// Both ranks in one pod.
     fn job(&self) -> Value {
         let mut container = json!({"name": "trainer"});
-        self.equip(&mut container);
+        self.equip(&mut container, &["-m", "torch.distributed.run"]);
         let mut template = pod(&container);
         template["spec"]["restartPolicy"] = "Never".into();
         template["spec"]["volumes"] = self.volumes().into();
@@ -130,6 +146,29 @@ impl Python {
                 "attention": {"poolRef": {"name": "p"}, "wire": "F32", "poolWaitSeconds": 60},
                 "checkpoint": {"claimName": "checkpoints"}, "template": template}})
     }
+
+    /// Each rank in a pod of a plain Job, on a node of its own.
+    fn plain(&self) -> Value {
+        let text = |name: &str, value: &str| json!({"name": name, "value": value});
+        let meets = [("MASTER_ADDR", "plain-0.plain"), ("MASTER_PORT", "29500")];
+        let mut container =
+            json!({"name": "trainer", "env": meets.map(|it| text(it.0, it.1)), "volumeMounts": []});
+        self.equip(&mut container, &[]);
+        let mut job = indexed(container, &self.volumes());
+        let spec = &mut job["spec"]["template"]["spec"];
+        spec["subdomain"] = "plain".into();
+        let each = json!({"matchLabels": {"batch.kubernetes.io/job-name": "plain"}});
+        spec["topologySpreadConstraints"] = json!([{"maxSkew": 1, "labelSelector": each,
+            "topologyKey": "kubernetes.io/hostname", "whenUnsatisfiable": "DoNotSchedule"}]);
+        job
+    }
+}
+
+/// Gives ranks of the plain Job names by which they find each other.
+fn meeting() -> Value {
+    json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "plain"},
+        "spec": {"clusterIP": "None", "publishNotReadyAddresses": true,
+            "selector": {"batch.kubernetes.io/job-name": "plain"}}})
 }
 
 /// What keeps Python from writing and from asking the network.
