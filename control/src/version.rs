@@ -12,7 +12,7 @@ pub const CONTROL_VERSION: u32 = 3;
 
 /// Version of planner, exchange, protocol and numerics together. It is raised when any of them changes what workers send each
 /// other or what they compute.
-pub const DATA_VERSION: u32 = 15;
+pub const DATA_VERSION: u32 = 16;
 
 /// Checks a worker's versions, against the job's data version where it is known.
 pub fn check(hello: &Hello, data_version: Option<u32>) -> Result<(), Mismatch> {

@@ -76,6 +76,9 @@ pub(crate) fn left(error: LeaveError) -> PyErr {
         exit_with(if *bad_input { BAD_INPUT } else { COULD_NOT_GO_ON });
         last_words(reason);
     }
+    if let LeaveError::Stopped { .. } = &error {
+        exit_with(STOPPED);
+    }
     failed(error)
 }
 

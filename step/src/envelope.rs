@@ -96,6 +96,8 @@ pub enum Stands {
         what: String,
         /// Whether it had submitted a phase of that step.
         in_mid_step: bool,
+        /// Whether it says that the job is complete: its program counts other steps, and would do so again.
+        as_done: bool,
     },
 }
 

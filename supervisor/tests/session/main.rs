@@ -343,6 +343,12 @@ fn ranks_that_leave_before_a_step_that_is_out_end_the_job_in_order_if_all_do_and
         }
         other => panic!("the other rank waits for rank {rank}: {other:?}"),
     };
+    match ended(AttentionPlace::Pool, &[], Some("leaves, failed")).0 {
+        Err(RunError::JobFailed { message, .. }) => {
+            assert!(message.contains("my disk is away"), "{message}");
+        }
+        other => panic!("another attempt may find the disk: {other:?}"),
+    }
     thread::scope(|scope| {
         scope.spawn(|| check("leaves", 1));
         scope.spawn(|| check("the conductor leaves", 0));

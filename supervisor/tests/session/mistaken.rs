@@ -81,6 +81,13 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
                     "the conductor leaves" => !wrong,
                     _ => false,
                 };
+                if wrong && mistake == "leaves, failed" {
+                    drop(submit(&session, "none")?);
+                    let (kind, message) = (Kind::Failed, "my disk is away".to_owned());
+                    let sample = String::new();
+                    session.leave(Outcome { kind, message, exit_code: 1, sample })?;
+                    return Ok(ExitCode::FAILURE);
+                }
                 if leaves {
                     session.leave(Outcome::completed())?;
                     return Ok(ExitCode::SUCCESS);

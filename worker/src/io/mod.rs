@@ -345,7 +345,9 @@ impl<P: Exchange> Io<P> {
         let now = self.shared.now();
         self.shared.tell_again();
         let owed = self.outlets.main.owed();
-        if let Some(stands) = self.trainer.as_mut().and_then(|it| it.standing.look(now, owed)) {
+        // Of who leaves it was said what is due.
+        let here = self.trainer.as_mut().filter(|_| self.leaving.is_none());
+        if let Some(stands) = here.and_then(|it| it.standing.look(now, owed)) {
             tracing::warn!("the main thread stands still: {stands:?}");
             self.shared.tell_conductor(Said::Standing(stands));
         }

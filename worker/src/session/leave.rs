@@ -14,6 +14,9 @@ use crate::io::{After, Request};
 
 /// Least time between two messages that say that a rank is busy.
 const BUSY_EVERY: Duration = Duration::from_secs(1);
+/// Exit code of bad input, and that of a rank in a pod whose job was stopped: that of a process ended by SIGTERM.
+const BAD_INPUT: u8 = 2;
+const STOPPED: u8 = 143;
 /// Longest wait for the controller to read the last words.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
 /// That of a rank in a pod that is done: an operator that takes over a lease (15 to 18 s) learns the last figures too, also
@@ -40,16 +43,30 @@ impl Outcome {
         Self { kind, message: String::new(), exit_code: 0, sample: String::new() }
     }
 
-    /// The same, unless the job has failed: why, and whether another attempt would fail in the same way.
-    fn unless(self, failed: Option<&(String, bool)>) -> Self {
-        let Some((reason, bad_input)) = failed else { return self };
-        let kind = proto::finished::Outcome::Failed;
-        Self { kind, message: reason.clone(), exit_code: if *bad_input { 2 } else { 3 }, ..self }
+    /// What it is where the job has ended otherwise.
+    fn unless(self, other: Option<&LeaveError>, is_pod: bool) -> Self {
+        let (kind, message, exit_code) = match other {
+            Some(LeaveError::Failed { reason, bad_input }) => {
+                let code = if *bad_input { 2 } else { 3 };
+                (proto::finished::Outcome::Failed, reason.clone(), code)
+            }
+            Some(LeaveError::Stopped { .. }) => {
+                let code = if is_pod { STOPPED } else { 0 };
+                (proto::finished::Outcome::Stopped, String::new(), code)
+            }
+            Some(LeaveError::Panicked { .. }) | None => return self,
+        };
+        Self { kind, message, exit_code, ..self }
     }
 }
 
-fn left(failed: Option<(String, bool)>) -> Result<(), LeaveError> {
-    failed.map_or(Ok(()), |(reason, bad_input)| Err(LeaveError::Failed { reason, bad_input }))
+/// How a job has ended that is not complete.
+fn otherwise(ending: Option<Ending>) -> Option<LeaveError> {
+    match ending? {
+        Ending::Failed { reason, bad_input } => Some(LeaveError::Failed { reason, bad_input }),
+        Ending::Stopped { checkpoint } => Some(LeaveError::Stopped { checkpoint }),
+        Ending::Completed => None,
+    }
 }
 
 /// When the controller was last told that this rank is busy.
@@ -84,6 +101,12 @@ pub enum LeaveError {
         reason: String,
         /// Another attempt would fail in the same way.
         bad_input: bool,
+    },
+    /// It says that the job is complete, and the job was stopped before its end: the controller was told so.
+    #[error("the job was stopped before its last step was over")]
+    Stopped {
+        /// A checkpoint is wanted.
+        checkpoint: bool,
     },
 }
 
@@ -130,41 +153,51 @@ impl Session {
     ///
     /// # Errors
     ///
-    /// The IO thread had panicked. After a good end: the job has failed all the same, such as where all ranks leave in the
-    /// middle of a step, as far as this rank knows; rank 0 always knows. The controller is told that instead.
+    /// The IO thread had panicked. After a good end: the job has failed or was stopped all the same, such as where all ranks leave
+    /// in the middle of a step. The controller is told that instead, by ranks that know it before they say how they end; rank 0
+    /// always does.
     ///
     /// [`Rank::begin`]: super::Rank::begin
     pub fn leave(mut self, outcome: Outcome) -> Result<(), LeaveError> {
-        let rank = self.rank.rank();
+        let (rank, is_pod) = (self.rank.rank(), self.pod);
         let is_good = outcome.kind == proto::finished::Outcome::Completed;
         if let Some(step) = self.rank.behind_the_last().filter(|_| is_good) {
             self.rank.begin(step);
         }
         // Who knows the end says it at once, since last words take their time.
-        let known = self.rank.ending(Duration::ZERO).filter(|_| is_good);
+        let known = self.rank.ending(Duration::ZERO);
+        let is_bad = outcome.kind == proto::finished::Outcome::Failed;
+        if known.is_none() && is_bad {
+            let bad_input = outcome.exit_code == BAD_INPUT;
+            let said = Some(outcome.message.clone()).filter(|it| !it.is_empty());
+            let reason = said.unwrap_or_else(|| format!("rank {rank} failed"));
+            self.rank.fail_if_awaited(reason, bad_input);
+        }
         let waits = rank == 0 && is_good && known.is_none();
-        let failed = match known {
-            Some(Ending::Failed { reason, bad_input }) => Some((reason, bad_input)),
-            Some(Ending::Completed | Ending::Stopped { .. }) | None => None,
-        };
+        let other = otherwise(known.filter(|_| is_good));
         let io = self.io.take();
-        self.rank.leave();
+        self.rank.leave(is_good);
         let join = |it: JoinHandle<After>| it.join().map_err(|_| LeaveError::Panicked { rank });
         let joined = |io: Option<JoinHandle<After>>| io.map_or(Ok(After::Leave), join);
+        let learnt = |after: &Result<After, LeaveError>| match after {
+            Ok(After::Failed { reason, bad_input }) if is_good => {
+                Some(LeaveError::Failed { reason: reason.clone(), bad_input: *bad_input })
+            }
+            Ok(After::Failed { .. } | After::Leave | After::Again) | Err(_) => None,
+        };
         if !waits {
-            self.say_how(outcome.unless(failed.as_ref()));
-            joined(io)?;
-            return left(failed);
+            self.say_how(outcome.unless(other.as_ref(), is_pod));
+            let after = joined(io);
+            let other = other.or_else(|| learnt(&after));
+            after?;
+            return other.map_or(Ok(()), Err);
         }
         // The conductor may know better.
         let after = joined(io);
-        let failed = match &after {
-            Ok(After::Failed { reason, bad_input }) => Some((reason.clone(), *bad_input)),
-            Ok(After::Leave | After::Again) | Err(_) => None,
-        };
-        self.say_how(outcome.unless(failed.as_ref()));
+        let other = learnt(&after);
+        self.say_how(outcome.unless(other.as_ref(), is_pod));
         after?;
-        left(failed)
+        other.map_or(Ok(()), Err)
     }
 
     /// Tells the controller how this rank has ended, as far as it is there.
@@ -190,7 +223,7 @@ impl Drop for Session {
         self.rank.fail(format!("rank {rank} dropped its session; call leave at the end"));
         // The reason has to be out first.
         self.rank.ending(LAST_WORDS_WITHIN);
-        self.rank.leave();
+        self.rank.leave(false);
         if io.join().is_err() {
             tracing::error!("{}", LeaveError::Panicked { rank });
         }

@@ -225,8 +225,8 @@ impl Turn {
         Ok(self.ends_skipped)
     }
 
-    /// What others are told where the rank leaves now: the call that is due, which it will not make. Nothing behind its last step.
-    pub(super) fn leaves(&self) -> Option<Stands> {
+    /// What others are told where the rank leaves now, as one whose job is complete or not: the call that is due, which it will not make. Nothing behind its last step.
+    pub(super) fn leaves(&self, as_done: bool) -> Option<Stands> {
         let due = match &self.planned {
             Some(it) if (self.next as usize) < it.order.count() => {
                 let phase = it.order.at(Phase(self.next));
@@ -238,7 +238,8 @@ impl Turn {
             None => format!("announced step {}", self.begin),
         };
         let what = format!("rank {} has left, and has not {due}", self.rank);
-        Some(Stands::Left { what, in_mid_step: self.planned.is_some() && self.has_submitted })
+        let in_mid_step = self.planned.is_some() && self.has_submitted;
+        Some(Stands::Left { what, in_mid_step, as_done })
     }
 
     /// The step that does not come, if all before it are done here.

@@ -297,7 +297,7 @@ impl Process {
     /// The main thread has ended.
     pub(crate) fn leave(&self) {
         match &self.role {
-            Role::Trainer(main, _) => main.session.leave(),
+            Role::Trainer(main, _) => main.session.leave(true),
             Role::Server(_) => self.handle.send(Request::Leave(None)),
         }
     }

@@ -57,6 +57,22 @@ impl Counts {
     }
 }
 
+/// Trainers that have left while a step was out that was not over there.
+#[derive(Debug, Default)]
+pub(super) struct Leavers {
+    ranks: BTreeSet<u16>,
+    /// One of them had begun to submit that step.
+    in_mid_step: bool,
+    /// One of them says that the job is complete.
+    as_done: bool,
+}
+
+impl Leavers {
+    pub(super) fn has(&self, rank: u16) -> bool {
+        self.ranks.contains(&rank)
+    }
+}
+
 impl Decisions {
     /// A trainer tells what it holds of a step: of each once, in their order. Whoever counts the steps otherwise than the job
     /// would wait for ever, so the job ends by its name.
@@ -108,13 +124,19 @@ impl Decisions {
 
     /// A trainer has left, and a step is out that is not over there. If all do so before any has submitted a phase of it, the job is
     /// over. Others may leave seconds later: until then nobody is called dead for it.
-    pub(super) fn left(&mut self, acts: &mut Acts<'_>, from: u16, what: String, in_mid_step: bool) {
-        self.left.insert(from);
-        self.left_in_mid_step |= in_mid_step;
+    pub(super) fn left(
+        &mut self,
+        acts: &mut Acts<'_>,
+        (from, what): (u16, String),
+        (in_mid_step, as_done): (bool, bool),
+    ) {
+        self.left.ranks.insert(from);
+        self.left.in_mid_step |= in_mid_step;
+        self.left.as_done |= as_done;
         self.standing.insert(from, what);
-        if self.left.len() == usize::from(self.draft.trainers) {
+        if self.left.ranks.len() == usize::from(self.draft.trainers) {
             self.standing_until = None;
-            if self.left_in_mid_step {
+            if self.left.in_mid_step {
                 self.stalled(acts);
             } else {
                 self.tell_all_over(acts);
@@ -127,7 +149,7 @@ impl Decisions {
 
     /// Whether the job is about to end by the names of those who left it.
     pub fn names_leavers(&self) -> bool {
-        !self.left.is_empty() && self.standing_until.is_some()
+        !self.left.ranks.is_empty() && self.standing_until.is_some()
     }
 
     /// Ends the job because of trainers that stand still, unless they move again, or all wait for the pool; or because of those who
@@ -137,7 +159,8 @@ impl Decisions {
         if self.standing.is_empty() {
             return;
         }
-        if self.left.is_empty() && self.waits_for_the_pool() {
+        let has_leavers = !self.left.ranks.is_empty();
+        if !has_leavers && self.waits_for_the_pool() {
             self.standing_until = Some(acts.now.after(STANDING_TOGETHER));
             return;
         }
@@ -148,14 +171,14 @@ impl Decisions {
                 self.standing.len() - MAX_NAMED_TRAINERS
             ));
         }
-        let remedy = if self.left.is_empty() {
-            "look where the main thread of its process is, or raise spec.failurePolicy.stalledAfterSeconds"
-        } else {
+        let remedy = if has_leavers {
             TO_ITS_END
+        } else {
+            "look where the main thread of its process is, or raise spec.failurePolicy.stalledAfterSeconds"
         };
         let reason = format!("{}; {remedy}", named.join("; "));
-        // Who left did so by its program, which would do it again.
-        let bad_input = !self.left.is_empty();
+        // A program that counts the steps otherwise would do it again.
+        let bad_input = self.left.as_done;
         self.close(acts, Ending::Failed { reason, bad_input });
     }
 }

@@ -20,7 +20,7 @@ use std::sync::Arc;
 use cadre_protocol::conductor::{self, Conductor};
 use cadre_protocol::{Fillers, Nanos, Peer, PeerId, ServerId, Settings, TrainerId};
 
-use self::agree::{Counts, STANDING_TOGETHER};
+use self::agree::{Counts, Leavers, STANDING_TOGETHER};
 use super::{Draft, Roster, View};
 use crate::envelope::{Ending, Lengths, Said, Stands, StepDone};
 use crate::planned::PlannedStep;
@@ -107,9 +107,7 @@ pub struct Decisions {
     standing: BTreeMap<u16, String>,
     standing_until: Option<Nanos>,
     /// Trainers that have left while a step was out that was not over there.
-    left: BTreeSet<u16>,
-    /// Whether one of them had begun to submit that step.
-    left_in_mid_step: bool,
+    left: Leavers,
     /// Step whose header comes next.
     next: u64,
     /// Steps before this one are whole: every trainer has every result of them.
@@ -160,8 +158,7 @@ impl Decisions {
             counts: Counts::default(),
             standing: BTreeMap::new(),
             standing_until: None,
-            left: BTreeSet::new(),
-            left_in_mid_step: false,
+            left: Leavers::default(),
             next: first,
             whole: first,
             making: false,
@@ -312,9 +309,11 @@ impl Decisions {
                 self.standing.insert(from.0, what);
                 self.standing_until.get_or_insert(acts.now.after(STANDING_TOGETHER));
             }
-            (Said::Standing(Stands::Left { what, in_mid_step }), Peer::Trainer(from)) => {
-                self.left(acts, from.0, what, in_mid_step);
+            (Said::Standing(Stands::Left { what, in_mid_step, as_done }), Peer::Trainer(from)) => {
+                self.left(acts, (from.0, what), (in_mid_step, as_done));
             }
+            // Who has left does not come back.
+            (Said::Standing(Stands::No), Peer::Trainer(from)) if self.left.has(from.0) => {}
             (Said::Standing(Stands::No), Peer::Trainer(from)) => {
                 self.standing.remove(&from.0);
             }

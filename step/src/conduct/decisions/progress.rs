@@ -150,7 +150,7 @@ impl Decisions {
 
     fn is_gone(&self, peer: Peer) -> bool {
         match peer {
-            Peer::Trainer(id) => self.left.contains(&id.0),
+            Peer::Trainer(id) => self.left.has(id.0),
             Peer::Server(_) => self.has_lost(peer) || !self.hears(peer),
         }
     }

@@ -177,7 +177,7 @@ fn trainers_that_stand_still_end_the_job_and_all_of_them_are_named() {
 fn trainers_that_leave_a_step_that_others_run_are_named_together_and_nobody_is_if_all_leave() {
     let left = |rank: u16| {
         let what = format!("rank {rank} has left");
-        Said::Standing(Stands::Left { what, in_mid_step: false })
+        Said::Standing(Stands::Left { what, in_mid_step: false, as_done: true })
     };
     let after = |job: &mut Job, milliseconds| {
         job.later(milliseconds);
@@ -239,7 +239,8 @@ fn trainers_that_all_leave_a_step_that_one_has_begun_to_submit_are_named() {
         let mut job = Job::assembled();
         for rank in [1, 0] {
             let (what, in_mid_step) = (format!("rank {rank} has left"), rank == begun);
-            job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step }));
+            let as_done = rank == 0;
+            job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step, as_done }));
         }
         let Some(Ending::Failed { reason, bad_input: true }) = &job.decisions.ending else {
             panic!("rank {begun} has submitted rows, and the job is over as if it were done")
@@ -249,6 +250,23 @@ fn trainers_that_all_leave_a_step_that_one_has_begun_to_submit_are_named() {
             "{reason}"
         );
     }
+}
+
+#[test]
+fn a_trainer_that_was_stopped_or_moves_before_it_leaves_is_named_and_its_input_is_not_bad() {
+    let mut job = Job::assembled();
+    job.decisions.pool_lost.insert(0);
+    job.tell(1, Said::Standing(Stands::Still("rank 1 stands".into())));
+    job.later(5_000);
+    let what = "rank 1 has left".into();
+    job.tell(1, Said::Standing(Stands::Left { what, in_mid_step: true, as_done: false }));
+    // Something that it did before comes late.
+    job.tell(1, Said::Standing(Stands::No));
+    job.later(5_000);
+    let Some(Ending::Failed { reason, bad_input: false }) = &job.decisions.ending else {
+        panic!("the others wait for ever")
+    };
+    assert!(reason.starts_with("rank 1 has left; have every rank"), "{reason}");
 }
 
 fn done(step: u64) -> Said {

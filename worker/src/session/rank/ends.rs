@@ -37,9 +37,9 @@ impl Rank {
     }
 
     /// Asks the IO thread to end, and the conductor to be told which call is due that this rank will not make.
-    /// [`super::Session::leave`] does it.
-    pub fn leave(&self) {
-        let left = lock(&self.turn).leaves();
+    /// `as_done`: the rank says that the job is complete. [`super::Session::leave`] does it.
+    pub fn leave(&self, as_done: bool) {
+        let left = lock(&self.turn).leaves(as_done);
         let is_behind = !matches!(left, Some(Stands::Left { in_mid_step: true, .. }));
         let leave = Request::Leave(left);
         // Behind what was said of the steps before; but in mid-step not behind lent rows, which may never come.
@@ -47,6 +47,13 @@ impl Rank {
             self.side.leave(leave);
         } else {
             self.line.send(leave);
+        }
+    }
+
+    /// Ends the job, as one with bad input or not, if a call is due that others wait for.
+    pub(in crate::session) fn fail_if_awaited(&self, reason: String, bad_input: bool) {
+        if lock(&self.turn).leaves(false).is_some() {
+            self.line.send(if bad_input { Request::Refuse(reason) } else { Request::Fail(reason) });
         }
     }
 

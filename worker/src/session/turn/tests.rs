@@ -146,7 +146,7 @@ fn who_leaves_is_named_with_the_call_that_is_due_but_not_behind_its_last_step() 
     let mut turn = Turn::new(3, 7, None);
     let leaves = |turn: &Turn, due: &str, in_mid_step| {
         let what = format!("rank 3 has left, and has not {due}");
-        assert_eq!(turn.leaves(), Some(Stands::Left { what, in_mid_step }));
+        assert_eq!(turn.leaves(true), Some(Stands::Left { what, in_mid_step, as_done: true }));
     };
     leaves(&turn, "announced step 7", false);
     turn.announce(7).unwrap();
@@ -168,7 +168,7 @@ fn who_leaves_is_named_with_the_call_that_is_due_but_not_behind_its_last_step() 
     (0..4).for_each(|_| turn.submitted());
     (0..4).for_each(|_| turn.waited());
     turn.done(8).unwrap();
-    assert_eq!(turn.leaves(), None);
+    assert_eq!(turn.leaves(true), None);
     assert_eq!(turn.behind_the_last(), Some(9));
 }
 
@@ -183,5 +183,5 @@ fn phases_that_are_skipped_are_not_submitted_by_who_leaves() {
     turn.begun(&planned);
     assert!(turn.skip().is_some());
     let what = "rank 0 has left, and has not said that step 0 is done".into();
-    assert_eq!(turn.leaves(), Some(Stands::Left { what, in_mid_step: false }));
+    assert_eq!(turn.leaves(false), Some(Stands::Left { what, in_mid_step: false, as_done: false }));
 }

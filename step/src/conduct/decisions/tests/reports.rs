@@ -85,7 +85,7 @@ fn a_job_that_all_trainers_leave_has_told_its_steps() {
     for rank in 0..2 {
         assert_eq!(told(&mut job), []);
         let what = format!("rank {rank} has left");
-        job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step: false }));
+        job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step: false, as_done: true }));
     }
     assert_eq!(told(&mut job), [(0, 0)], "rank 0 goes now, and the conductor with it");
 }
