@@ -214,6 +214,11 @@ impl Owed {
         covered.unwrap_or(false)
     }
 
+    /// How many words a peer has not heard.
+    pub fn words(&self, peer: Peer) -> usize {
+        self.lanes.get(&peer).map_or(0, |it| it.words.len())
+    }
+
     /// The link with a peer broke, and what was on its way is lost. Out: how often in a row it did, without a word covered between.
     pub fn broken(&mut self, now: Nanos, peer: Peer) -> u32 {
         let breaks = self.change(peer, |lane| {

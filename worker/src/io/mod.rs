@@ -76,8 +76,10 @@ const STOPPED_FOR: Nanos = Nanos::from_millis(500);
 /// hundreds of thousands: meanwhile this process is to be heard.
 const MAX_REQUESTS_A_TURN: usize = 512;
 
-/// Longest that a process which leaves waits until its last words were heard.
+/// Longest that a process which leaves waits until its last words were heard, while nobody hears one more of them; and in all,
+/// from then on.
 const LAST_WORDS_WITHIN: Nanos = Nanos::from_millis(2_000);
+const LONGEST_LAST_WORDS: Nanos = Nanos::from_millis(30_000);
 
 /// The thread's state.
 pub struct Io<P: Exchange> {
@@ -104,7 +106,7 @@ pub struct Io<P: Exchange> {
     ended: Option<Ending>,
     /// Whom the conductor has told the end.
     told_end: BTreeSet<Peer>,
-    /// The process leaves, at the latest then.
+    /// The process leaves, at the latest then if nobody hears its last words.
     leaving: Option<Nanos>,
     /// When it last looked at the time.
     looked: Nanos,
@@ -305,7 +307,14 @@ impl<P: Exchange> Io<P> {
             return false;
         }
         let due = |until| self.shared.telling.is_covered() || until <= self.shared.now();
-        self.leaving.is_some_and(due)
+        self.leaves_at().is_some_and(due)
+    }
+
+    /// When the process leaves, whoever has not heard it: one that hears one word after the other may hear the last one.
+    fn leaves_at(&self) -> Option<Nanos> {
+        let until = self.leaving?;
+        let heard = self.shared.telling.heard_at.after(LAST_WORDS_WITHIN);
+        Some(until.max(heard).min(until.after(LONGEST_LAST_WORDS)))
     }
 
     /// Whether the conductor is about to name who left.
@@ -330,7 +339,7 @@ impl<P: Exchange> Io<P> {
         let now = self.shared.now();
         let deadlines = [
             // Who stays has said its last words, and waits for others.
-            self.leaving.filter(|_| !self.stays()),
+            self.leaves_at().filter(|_| !self.stays()),
             self.shared.telling.next_deadline(),
             self.trainer.as_ref().and_then(Rows::next_deadline),
             self.server.as_ref().and_then(Tasks::next_deadline),

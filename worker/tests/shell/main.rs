@@ -211,6 +211,8 @@ fn what_went_wrong_once() {
     for (weather, seed) in [
         (Weather::Burst, 1_234_327_265_438_789),
         (Weather::Stormy, 1_222_296_414_982_855),
+        // A trainer hears one word after the other, and the last one after more than 2 s.
+        (Weather::Narrow, 1_234_327_265_775_200),
         // A job is stopped and its pool is lost while a trainer that has done the step is cut off from the conductor.
         (Weather::Stormy, 1_198_251_804_582_423),
         // Results of a trainer never come, and what it says does.

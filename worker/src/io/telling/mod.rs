@@ -82,6 +82,8 @@ pub struct Telling {
     pub riding: usize,
     /// So long a word of a trainer may bring nothing before this process gives up: a trainer that is dead is given up earlier.
     pub patience: Nanos,
+    /// When somebody last heard a word more.
+    pub heard_at: Nanos,
     me: Life,
     owed: Owed,
     heard: Heard,
@@ -99,6 +101,7 @@ impl Telling {
         Self {
             riding: MAX_RIDING_BYTES,
             patience: patience(&cadre_protocol::Settings::default()),
+            heard_at: Nanos(0),
             me,
             owed: Owed::new(me),
             heard: Heard::default(),
@@ -228,7 +231,12 @@ impl<P: Exchange> Shared<P> {
     /// A life of a peer has heard what a stream said before this number. Out: as of [`Self::lives`].
     pub fn covered(&mut self, by: (Peer, Life), stream: Stream, through: u64) -> bool {
         let now = self.now();
-        self.telling.owed.covered(now, by, stream, through)
+        let owed = self.telling.owed.words(by.0);
+        let is_another = self.telling.owed.covered(now, by, stream, through);
+        if self.telling.owed.words(by.0) < owed {
+            self.telling.heard_at = now;
+        }
+        is_another
     }
 
     /// A life of a peer shows itself. Out: whether it came in the place of one that has heard words: this one has heard none of them.

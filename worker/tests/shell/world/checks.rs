@@ -286,13 +286,13 @@ impl World {
         let heard_nothing =
             matches!(ending, Ending::Failed { reason, .. } if reason.contains("nothing heard"));
         let conductor = self.trainers[0];
-        let left = first + LEAVES;
-        let killed = self.conductor_killed.is_some_and(|it| it <= left);
+        // It stays as long as somebody hears one word after the other.
+        let left = self.conductor_left.unwrap_or(first + LEAVES);
         let net = self.net.borrow();
         let cut = net.cuts.iter().any(|it| {
             let between = it.ends == (conductor, life) || it.ends == (life, conductor);
             between && it.since <= left && it.until >= it.since.max(first) + MISSED_WORDS
         });
-        heard_nothing && (killed || cut || self.has_slept(life))
+        heard_nothing && (self.conductor_killed || cut || self.has_slept(life))
     }
 }

@@ -17,13 +17,22 @@ impl World {
         if self.processes.contains_key(&life) {
             self.killed.insert(life);
             if self.trainers.first() == Some(&life) {
-                self.conductor_killed = Some(self.now());
+                self.conductor_killed = true;
             }
             self.end(life, silently);
             // Whoever has started it sees it, unless the whole machine is gone.
             let most = if silently { 2 * SECOND } else { 50_000_000 };
             self.net.borrow_mut().soon(most, Happening::Control(Chore::Gone(life)));
         }
+    }
+
+    /// A process is gone.
+    pub(super) fn end(&mut self, life: Life, silently: bool) {
+        if self.trainers.first() == Some(&life) {
+            self.conductor_left = Some(self.now());
+        }
+        self.processes.remove(&life);
+        self.net.borrow_mut().die(life, silently);
     }
 
     /// The newest life of a process.

@@ -84,7 +84,8 @@ pub(crate) struct World {
     /// And when they were told.
     endings: BTreeMap<Life, (u64, Ending)>,
     killed: BTreeSet<Life>,
-    conductor_killed: Option<u64>,
+    conductor_killed: bool,
+    conductor_left: Option<u64>,
     /// Steps that trainers have done when they end.
     steps_done: BTreeSet<u64>,
     pub(crate) both: (bool, u64),
@@ -133,7 +134,8 @@ impl World {
             reducing: BTreeMap::new(),
             endings: BTreeMap::new(),
             killed: BTreeSet::new(),
-            conductor_killed: None,
+            conductor_killed: false,
+            conductor_left: None,
             steps_done: BTreeSet::new(),
             both: (false, 0),
             turns: 0,
@@ -382,11 +384,6 @@ impl World {
         }
         self.net.borrow_mut().wake(life);
         Ok(())
-    }
-
-    fn end(&mut self, life: Life, silently: bool) {
-        self.processes.remove(&life);
-        self.net.borrow_mut().die(life, silently);
     }
 }
 
