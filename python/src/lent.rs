@@ -13,13 +13,18 @@ use cadre_worker::session::{self, Error, LentInputs, LentOutputs, PhaseAt};
 use pyo3::prelude::*;
 
 use crate::refusal::{NotFinite, failed, refused, told};
-use crate::tensor::Tensor;
+use crate::tensor::{Side, Tensor};
 
 /// Number of a GPU of this process, and the handle of a stream there; 0 is its default one.
 pub(crate) type Behind = (usize, u64);
 
 /// Q, K and V; and O, LSE and dO with dLSE, of a backward.
 type Phase<'a> = (&'a [Tensor; 3], Option<&'a ([Tensor; 3], Option<Tensor>)>);
+
+/// Where memory of tensors is.
+pub(crate) fn side_of(lent: Option<Behind>) -> Side {
+    if lent.is_none() { Side::Host } else { Side::Gpu }
+}
 
 /// A stream of PyTorch's, on a GPU that is opened if need be: once a process.
 pub(crate) fn stream((number, handle): Behind) -> PyResult<Stream> {

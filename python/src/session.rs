@@ -23,7 +23,7 @@ use pyo3::prelude::*;
 use crate::ending::{self, BAD_INPUT, COULD_NOT_GO_ON, STOPPED};
 use crate::lent::{self, Behind};
 use crate::refusal::{NotFinite, failed, refused, told};
-use crate::tensor::{Given, Side, Tensor, check_apart};
+use crate::tensor::{Given, Tensor, check_apart};
 use crate::turns::{MicroBatches, in_words};
 use crate::wire;
 
@@ -175,7 +175,7 @@ impl Session {
         gradients: Option<Given<'_, 4>>,
         lent: Option<Behind>,
     ) -> PyResult<Ticket> {
-        let side = side_of(lent);
+        let side = lent::side_of(lent);
         let qkv = Tensor::all(["Q", "K", "V"], side, &qkv)?;
         let gradients = gradients.map(|[o, lse, dout, dlse]| -> PyResult<_> {
             let of = Tensor::all(["O", "LSE", "dO"], side, &[o, lse, dout])?;
@@ -221,7 +221,7 @@ impl Session {
             3 => &["dQ", "dK", "dV"],
             _ => return Err(refused("wait takes O and LSE, or dQ, dK and dV")),
         };
-        let side = side_of(lent);
+        let side = lent::side_of(lent);
         let tensors: PyResult<Vec<_>> =
             names.iter().zip(&results).map(|(name, it)| Tensor::new(name, side, it)).collect();
         let mut tensors = tensors?;
@@ -396,8 +396,4 @@ impl Session {
             PyRuntimeError::new_err(format!("rank {} has left its job; join again", self.rank))
         })?)
     }
-}
-
-fn side_of(lent: Option<Behind>) -> Side {
-    if lent.is_none() { Side::Host } else { Side::Gpu }
 }

@@ -43,7 +43,7 @@ use std::time::{Duration, Instant};
 
 pub use self::choice::{Path, PathsConfig, Sharing, Traffic};
 use self::demanded::Demanded;
-use self::offer::{OFFER, OFFER_BYTES, Offer};
+use self::offer::{OFFER, OFFER_BYTES, OFFER_PATIENCE, Offer};
 use self::remote::{CARD, Remote};
 use self::sharing::Shared;
 use self::ways::Answer;
@@ -56,8 +56,6 @@ use crate::provider::{
 use crate::tcp::Tcp;
 use crate::waker::Waker;
 
-/// How long an owner may think about its offer.
-const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 /// Why a peer that shares none has none, now and later.
 const NO_SHARED_MEMORY: &str = "it offers no shared memory";
 /// Why a peer without UCX has none, now and later.

@@ -5,11 +5,16 @@
 //!
 //! Invariants: a ticket is known only to whoever knows the offer; nobody can lead us to a socket that is no door of rows.
 
+use std::time::Duration;
+
 use crate::door::{Site, Ticket};
 use crate::peer::RegionKey;
 
 /// Key of the region that holds the offer. No rows have this key.
 pub(super) const OFFER: RegionKey = RegionKey([u32::MAX, 0, 0x7368_6d00, u32::MAX]);
+
+/// How long an owner may think about its offer.
+pub(super) const OFFER_PATIENCE: Duration = Duration::from_secs(5);
 
 /// Length of an offer.
 pub(super) const OFFER_BYTES: usize = 64;

@@ -83,10 +83,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
                 };
                 if wrong && mistake == "leaves, failed" {
                     drop(submit(&session, "none")?);
-                    let (kind, message) = (Kind::Failed, "my disk is away".to_owned());
-                    let sample = String::new();
-                    session.leave(Outcome { kind, message, exit_code: 1, sample })?;
-                    return Ok(ExitCode::FAILURE);
+                    return fails(session);
                 }
                 if leaves {
                     session.leave(Outcome::completed())?;
@@ -125,6 +122,13 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     let exit_code = code;
     session.leave(Outcome { kind: Kind::Failed, message, exit_code, sample: String::new() })?;
     Ok(ExitCode::from(code))
+}
+
+/// It leaves for a reason of its own.
+fn fails(session: Session) -> Result<ExitCode, Box<dyn std::error::Error>> {
+    let (kind, message) = (Kind::Failed, "my disk is away".to_owned());
+    session.leave(Outcome { kind, message, exit_code: 1, sample: String::new() })?;
+    Ok(ExitCode::FAILURE)
 }
 
 /// Another process joins as this rank, which is here. It is refused.

@@ -16,7 +16,7 @@ use crate::io::{After, Request};
 const BUSY_EVERY: Duration = Duration::from_secs(1);
 /// Exit code of bad input, and that of a rank in a pod whose job was stopped: that of a process ended by SIGTERM.
 const BAD_INPUT: u8 = 2;
-const STOPPED: u8 = 143;
+const ENDED_BY_SIGTERM: u8 = 143;
 /// Longest wait for the controller to read the last words.
 const LAST_WORDS_WITHIN: Duration = Duration::from_secs(2);
 /// That of a rank in a pod that is done: an operator that takes over a lease (15 to 18 s) learns the last figures too, also
@@ -51,7 +51,7 @@ impl Outcome {
                 (proto::finished::Outcome::Failed, reason.clone(), code)
             }
             Some(LeaveError::Stopped { .. }) => {
-                let code = if is_pod { STOPPED } else { 0 };
+                let code = if is_pod { ENDED_BY_SIGTERM } else { 0 };
                 (proto::finished::Outcome::Stopped, String::new(), code)
             }
             Some(LeaveError::Panicked { .. }) | None => return self,

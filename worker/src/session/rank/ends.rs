@@ -37,7 +37,7 @@ impl Rank {
     }
 
     /// Asks the IO thread to end, and the conductor to be told which call is due that this rank will not make.
-    /// `as_done`: the rank says that the job is complete. [`super::Session::leave`] does it.
+    /// `as_done`: the rank says that the job is complete. [`Session::leave`](crate::session::Session::leave) does it.
     pub fn leave(&self, as_done: bool) {
         let left = lock(&self.turn).leaves(as_done);
         let is_behind = !matches!(left, Some(Stands::Left { in_mid_step: true, .. }));
