@@ -71,13 +71,13 @@ pub(crate) fn exit_with(code: u8) {
 }
 
 /// What Python raises where a rank does not leave as it said; the process exits as one whose job has failed.
-pub(crate) fn left(error: LeaveError) -> PyErr {
+pub(crate) fn left(error: LeaveError, is_pod: bool) -> PyErr {
     if let LeaveError::Failed { reason, bad_input } = &error {
         exit_with(if *bad_input { BAD_INPUT } else { COULD_NOT_GO_ON });
         last_words(reason);
     }
     if let LeaveError::Stopped { .. } = &error {
-        exit_with(STOPPED);
+        exit_with(if is_pod || asked() { STOPPED } else { 0 });
     }
     failed(error)
 }

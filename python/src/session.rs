@@ -357,7 +357,8 @@ impl Session {
                 last_words(&outcome.message);
             }
             let held = self.held.write().unwrap_or_else(PoisonError::into_inner).take();
-            held.map_or(Ok(()), |it| it.leave(outcome)).map_err(ending::left)
+            let is_pod = held.as_ref().is_some_and(session::Session::is_pod);
+            held.map_or(Ok(()), |it| it.leave(outcome)).map_err(|it| ending::left(it, is_pod))
         })
     }
 }

@@ -27,6 +27,9 @@ use super::state::State;
 /// Maximum steps in progress when the user interrupts.
 const MAX_STEPS_OUT: u32 = 2;
 
+/// Exit code of a trainer that cannot go on without a peer.
+const GAVE_UP: i32 = 3;
+
 impl State {
     /// Handles the end of a trainer, which is no longer in `workers`.
     pub(crate) fn trainer_ended(
@@ -77,8 +80,11 @@ impl State {
         let dead = exit.code.is_none();
         self.survive(now, name, &exit, out);
         // A trainer that was killed is the cause. One that exited may have failed only because of
-        // its peer.
-        if self.cause.as_ref().is_none_or(|it| dead && it.exit.code.is_some()) {
+        // its peer, and one that gave up did.
+        let gave_up = |it: &Exit| it.code == Some(GAVE_UP);
+        let failed = exit.code.is_some_and(|it| it != 0) && !gave_up(&exit);
+        let is_better = |it: &Cause| dead && it.exit.code.is_some() || failed && gave_up(&it.exit);
+        if self.cause.as_ref().is_none_or(is_better) {
             self.cause = Some(Cause { worker: name, exit, words });
         }
     }

@@ -134,3 +134,17 @@ fn survivors_have_a_grace_and_the_job_starts_again() {
     run.exit("t1.1", Some(3), &[]);
     assert!(run.exit("s0.1", None, &[]).starts_with("done 3: the job failed: trainer 0"));
 }
+
+#[test]
+fn a_trainer_that_exits_by_itself_is_the_cause_though_one_that_gave_up_is_heard_first() {
+    for order in [["t0", "t1"], ["t1", "t0"]] {
+        let mut run = Run::registered(config(1, false, &[]));
+        run.say("t0", step(0, 1.0));
+        for trainer in order {
+            let code = if trainer == "t0" { 3 } else { 42 };
+            run.exit(trainer, Some(code), &["error: a reason"]);
+        }
+        let end = run.exit("s0", None, &[]);
+        assert!(end.starts_with("done 3: the job failed: trainer 1: exit code 42"), "{end}");
+    }
+}

@@ -28,7 +28,7 @@ use cadre_worker::session::{Join, JoinError, KvHeads, Layers};
 use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
 use serde_json::json;
 
-use self::lent::Ends;
+use self::lent::{DISK, Ends};
 
 const TRAINERS: u16 = 2;
 /// Ranks of [`lent`]; behind the second may stand a seed, from which streams of the emulated GPU get on.
@@ -345,7 +345,7 @@ fn ranks_that_leave_before_a_step_that_is_out_end_the_job_in_order_if_all_do_and
     };
     match ended(AttentionPlace::Pool, &[], Some("leaves, failed")).0 {
         Err(RunError::JobFailed { message, .. }) => {
-            assert!(message.contains("my disk is away"), "{message}");
+            assert!(message.contains(DISK), "{message}");
         }
         other => panic!("another attempt may find the disk: {other:?}"),
     }
@@ -365,6 +365,33 @@ fn a_rank_that_leaves_as_soon_as_its_last_step_is_done_waits_for_the_end_of_the_
         assert_eq!(lines.len(), 3 * 2 * 2 * 3);
     };
     thread::scope(|scope| (0..TRAINERS).for_each(|it| drop(scope.spawn(move || check(it)))));
+}
+
+#[test]
+fn a_rank_that_fails_when_its_last_step_is_done_ends_the_job_with_its_reason() {
+    let check = |slow: u16| {
+        let act = format!("{ON_HOST}, fails but rank {slow}");
+        // The other one exits with 2 if it learns another reason.
+        match ended(AttentionPlace::Pool, &[], Some(&act)).0 {
+            Err(RunError::JobFailed { message, .. }) => {
+                assert!(message.contains(DISK), "{message}");
+            }
+            other => panic!("rank {slow} hears another reason: {other:?}"),
+        }
+    };
+    thread::scope(|scope| (0..TRAINERS).for_each(|it| drop(scope.spawn(move || check(it)))));
+}
+
+#[test]
+fn a_rank_that_takes_a_job_for_complete_is_told_that_it_was_stopped() {
+    let act = format!("{ON_HOST}, is stopped");
+    // To a supervisor, who has stopped nobody, that is a job that is not complete. Rank 0 exits with 2 if it is told otherwise.
+    match ended(AttentionPlace::Pool, &[], Some(&act)).0 {
+        Err(RunError::JobFailed { message, .. }) => {
+            assert!(message.contains("exit code 0"), "{message}");
+        }
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]

@@ -113,7 +113,11 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     };
     // The other rank learns the end.
     let (told, is_bad) = match session.ending(Duration::MAX) {
-        Some(Ending::Failed { reason, bad_input }) => (reason, bad_input),
+        // Whoever hears another reason says so by its exit code.
+        Some(Ending::Failed { reason, bad_input }) => {
+            let other = mistake == "leaves, failed" && !reason.contains(super::DISK);
+            (reason, bad_input || other)
+        }
         other => (format!("the job went on: {other:?}"), false),
     };
     let is_bad = refused.as_ref().map_or(is_bad, Error::is_bad_input);
@@ -126,7 +130,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
 
 /// It leaves for a reason of its own.
 fn fails(session: Session) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let (kind, message) = (Kind::Failed, "my disk is away".to_owned());
+    let (kind, message) = (Kind::Failed, super::DISK.to_owned());
     session.leave(Outcome { kind, message, exit_code: 1, sample: String::new() })?;
     Ok(ExitCode::FAILURE)
 }

@@ -79,7 +79,7 @@ const MAX_REQUESTS_A_TURN: usize = 512;
 /// Longest that a process which leaves waits until its last words were heard, while nobody hears one more of them; and in all,
 /// from then on.
 const LAST_WORDS_WITHIN: Nanos = Nanos::from_millis(2_000);
-const LONGEST_LAST_WORDS: Nanos = Nanos::from_millis(30_000);
+const LONGEST_LAST_WORDS: Nanos = Nanos::from_millis(6_000);
 
 /// The thread's state.
 pub struct Io<P: Exchange> {

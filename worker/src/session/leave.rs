@@ -102,8 +102,8 @@ pub enum LeaveError {
         /// Another attempt would fail in the same way.
         bad_input: bool,
     },
-    /// It says that the job is complete, and the job was stopped before its end: the controller was told so.
-    #[error("the job was stopped before its last step was over")]
+    /// It says that the job is complete, and the job was stopped: the controller was told so.
+    #[error("the job was stopped")]
     Stopped {
         /// A checkpoint is wanted.
         checkpoint: bool,
@@ -154,49 +154,42 @@ impl Session {
     /// # Errors
     ///
     /// The IO thread had panicked. After a good end: the job has failed or was stopped all the same, such as where all ranks leave
-    /// in the middle of a step. The controller is told that instead, by ranks that know it before they say how they end; rank 0
-    /// always does.
+    /// in the middle of a step. The controller is told that instead by rank 0, and by others that know it before they say how they
+    /// end. The process of a rank in a pod whose job was stopped exits with 143 then, as one that SIGTERM has ended.
     ///
     /// [`Rank::begin`]: super::Rank::begin
     pub fn leave(mut self, outcome: Outcome) -> Result<(), LeaveError> {
         let (rank, is_pod) = (self.rank.rank(), self.pod);
         let is_good = outcome.kind == proto::finished::Outcome::Completed;
-        if let Some(step) = self.rank.behind_the_last().filter(|_| is_good) {
+        let is_bad = outcome.kind == proto::finished::Outcome::Failed;
+        if let Some(step) = self.rank.behind_the_last().filter(|_| !is_bad) {
             self.rank.begin(step);
         }
         // Who knows the end says it at once, since last words take their time.
         let known = self.rank.ending(Duration::ZERO);
-        let is_bad = outcome.kind == proto::finished::Outcome::Failed;
         if known.is_none() && is_bad {
-            let bad_input = outcome.exit_code == BAD_INPUT;
             let said = Some(outcome.message.clone()).filter(|it| !it.is_empty());
             let reason = said.unwrap_or_else(|| format!("rank {rank} failed"));
-            self.rank.fail_if_awaited(reason, bad_input);
-        }
-        let waits = rank == 0 && is_good && known.is_none();
-        let other = otherwise(known.filter(|_| is_good));
-        let io = self.io.take();
-        self.rank.leave(is_good);
-        let join = |it: JoinHandle<After>| it.join().map_err(|_| LeaveError::Panicked { rank });
-        let joined = |io: Option<JoinHandle<After>>| io.map_or(Ok(After::Leave), join);
-        let learnt = |after: &Result<After, LeaveError>| match after {
-            Ok(After::Failed { reason, bad_input }) if is_good => {
-                Some(LeaveError::Failed { reason: reason.clone(), bad_input: *bad_input })
+            if outcome.exit_code == BAD_INPUT {
+                self.rank.fail_for_good(reason);
+            } else {
+                self.rank.fail(reason);
             }
-            Ok(After::Failed { .. } | After::Leave | After::Again) | Err(_) => None,
-        };
-        if !waits {
-            self.say_how(outcome.unless(other.as_ref(), is_pod));
-            let after = joined(io);
-            let other = other.or_else(|| learnt(&after));
-            after?;
-            return other.map_or(Ok(()), Err);
         }
         // The conductor may know better.
-        let after = joined(io);
-        let other = learnt(&after);
-        self.say_how(outcome.unless(other.as_ref(), is_pod));
-        after?;
+        let waits = rank == 0 && is_good && known.is_none();
+        let io = self.io.take();
+        self.rank.leave(is_good);
+        if !waits {
+            let other = otherwise(known.filter(|_| is_good));
+            self.say_how(outcome.clone().unless(other.as_ref(), is_pod));
+        }
+        let joined = io.map_or(Ok(After::Leave), JoinHandle::join);
+        let other = otherwise(self.rank.ending(Duration::ZERO).filter(|_| is_good));
+        if waits {
+            self.say_how(outcome.unless(other.as_ref(), is_pod));
+        }
+        joined.map_err(|_| LeaveError::Panicked { rank })?;
         other.map_or(Ok(()), Err)
     }
 

@@ -156,7 +156,8 @@ impl Decisions {
     /// left a step that others run.
     pub(super) fn stalled(&mut self, acts: &mut Acts<'_>) {
         self.standing_until = None;
-        if self.standing.is_empty() {
+        // What is decided holds, though it may wait to be told.
+        if self.standing.is_empty() || self.ending.is_some() {
             return;
         }
         let has_leavers = !self.left.ranks.is_empty();

@@ -239,7 +239,8 @@ fn trainers_that_all_leave_a_step_that_one_has_begun_to_submit_are_named() {
         let mut job = Job::assembled();
         for rank in [1, 0] {
             let (what, in_mid_step) = (format!("rank {rank} has left"), rank == begun);
-            let as_done = rank == 0;
+            // Of the first to say so.
+            let as_done = rank == 1;
             job.tell(rank, Said::Standing(Stands::Left { what, in_mid_step, as_done }));
         }
         let Some(Ending::Failed { reason, bad_input: true }) = &job.decisions.ending else {

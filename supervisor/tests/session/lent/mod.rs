@@ -10,10 +10,11 @@ mod framework;
 use std::process::ExitCode;
 use std::time::Duration;
 
+use cadre_control::proto::finished::Outcome as Kind;
 use cadre_planner::{DocumentId, Heads, Mask, Stretch};
 use cadre_worker::session::{
-    Contract, Direction, Ending, Join, Kind as Layer, KvHeads, Layers, Lengths, NanoLengths, Next,
-    Outcome, PhaseAt, Session, StepDone,
+    Contract, Direction, Ending, Join, Kind as Layer, KvHeads, Layers, LeaveError, Lengths,
+    NanoLengths, Next, Outcome, PhaseAt, Session, StepDone,
 };
 use cadre_worker::{Choice, ExchangeChoice, Threads};
 use xxhash_rust::xxh3::xxh3_64;
@@ -25,6 +26,8 @@ type Failure = Box<dyn std::error::Error>;
 const STEPS: u64 = 3;
 /// Longer than a conductor stays to say its last words, where a rank takes its time.
 const SLOW: Duration = Duration::from_secs(3);
+/// Why a rank fails.
+pub(crate) const DISK: &str = "my disk is away";
 /// Of which all go forward, then all backward.
 const NANOS: usize = 2;
 const LAYERS: [Layer; 2] =
@@ -44,16 +47,30 @@ pub(crate) enum Ends {
     Midway,
     /// As soon as all is done here, while this rank takes its time.
     AtOnce(u16),
+    /// So, and as one that has failed.
+    Fails(u16),
+    /// Rank 0 is asked to end in the first step, and leaves before rank 1 has done it.
+    Stops,
 }
 
 impl Ends {
     /// As the name of a test's act says it.
     pub(crate) fn of(act: &str) -> Self {
-        let slow = act.split(", slow rank ").nth(1).and_then(|it| it.parse().ok());
-        match slow {
-            Some(rank) => Self::AtOnce(rank),
-            None if act.ends_with(", leaves midway") => Self::Midway,
-            None => Self::InOrder,
+        let rank = |word: &str| act.split(word).nth(1).and_then(|it| it.parse().ok());
+        match (rank(", slow rank "), rank(", fails but rank ")) {
+            (Some(rank), _) => Self::AtOnce(rank),
+            (None, Some(rank)) => Self::Fails(rank),
+            (None, None) if act.ends_with(", leaves midway") => Self::Midway,
+            (None, None) if act.ends_with(", is stopped") => Self::Stops,
+            (None, None) => Self::InOrder,
+        }
+    }
+
+    /// The rank that takes its time before it says that its last step is done; the others leave at once.
+    fn slow(self) -> Option<u16> {
+        match self {
+            Self::AtOnce(rank) | Self::Fails(rank) => Some(rank),
+            Self::InOrder | Self::Midway | Self::Stops => None,
         }
     }
 }
@@ -78,12 +95,36 @@ pub(crate) fn main(is_lent: bool, ends: Ends) -> Result<ExitCode, Failure> {
             first: Box::new(|_, _| Ok(0)),
         },
     )?;
-    if is_lent {
-        steps(&session, &mut OnGpu::new()?, ends)?;
+    let done = if is_lent {
+        steps(&session, &mut OnGpu::new()?, ends)
     } else {
-        steps(&session, &mut OnHost, ends)?;
+        steps(&session, &mut OnHost, ends)
+    };
+    let failed = |message: &str, exit_code| {
+        let (kind, message) = (Kind::Failed, message.to_owned());
+        Outcome { kind, message, exit_code, sample: String::new() }
+    };
+    match (ends, session.rank()) {
+        (Ends::Fails(slow), rank) if rank != slow => session.leave(failed(DISK, 1))?,
+        (Ends::Fails(_), _) => {
+            // What it has learnt is said by its exit code.
+            let code = if done.is_ok() { 3 } else { 2 };
+            session.leave(failed("another one failed", code))?;
+            return Ok(ExitCode::from(code));
+        }
+        (Ends::Stops, 0) => match session.leave(Outcome::completed()) {
+            Err(LeaveError::Stopped { .. }) => (),
+            _ => return Ok(ExitCode::from(2)),
+        },
+        (Ends::Stops, _) => {
+            done?;
+            session.leave(Outcome { kind: Kind::Stopped, ..Outcome::completed() })?;
+        }
+        (Ends::InOrder | Ends::Midway | Ends::AtOnce(_), _) => {
+            done?;
+            session.leave(Outcome::completed())?;
+        }
     }
-    session.leave(Outcome::completed())?;
     Ok(ExitCode::SUCCESS)
 }
 
@@ -107,7 +148,8 @@ fn steps(session: &Session, framework: &mut impl Framework, ends: Ends) -> Resul
             Next::Step(_) => (),
             Next::End(ending) => return Err(format!("before step {step}: {ending:?}").into()),
         }
-        if step + 1 < STEPS {
+        let is_late = matches!(ends, Ends::Stops) && session.rank() == 1;
+        if step + 1 < STEPS && !is_late {
             session.announce(lengths(session, step + 1))?;
         }
         if let Ends::Midway = ends {
@@ -118,17 +160,30 @@ fn steps(session: &Session, framework: &mut impl Framework, ends: Ends) -> Resul
             return Ok(());
         }
         run(session, framework, step)?;
-        if matches!(ends, Ends::AtOnce(rank) if rank == session.rank() && step + 1 == STEPS) {
+        if is_late || ends.slow() == Some(session.rank()) && step + 1 == STEPS {
             std::thread::sleep(SLOW);
         }
         session.done(StepDone { step, tokens: 1, ..StepDone::default() })?;
+        if let Ends::Stops = ends {
+            if !is_late {
+                session.ender()();
+                return Ok(());
+            }
+            return match session.ending(Duration::MAX) {
+                Some(Ending::Stopped { .. }) => Ok(()),
+                other => Err(format!("the job was stopped: {other:?}").into()),
+            };
+        }
     }
-    if matches!(ends, Ends::AtOnce(slow) if slow != session.rank()) {
+    if ends.slow().is_some_and(|it| it != session.rank()) {
         return Ok(());
     }
-    match session.begin(STEPS) {
-        Next::End(Ending::Completed) => Ok(()),
-        other => Err(format!("the job does not end: {other:?}").into()),
+    match (session.begin(STEPS), ends) {
+        (Next::End(Ending::Failed { reason, .. }), Ends::Fails(_)) if reason.contains(DISK) => {
+            Ok(())
+        }
+        (Next::End(Ending::Completed), Ends::InOrder | Ends::AtOnce(_)) => Ok(()),
+        (other, _) => Err(format!("the job does not end so: {other:?}").into()),
     }
 }
 

@@ -50,13 +50,6 @@ impl Rank {
         }
     }
 
-    /// Ends the job, as one with bad input or not, if a call is due that others wait for.
-    pub(in crate::session) fn fail_if_awaited(&self, reason: String, bad_input: bool) {
-        if lock(&self.turn).leaves(false).is_some() {
-            self.line.send(if bad_input { Request::Refuse(reason) } else { Request::Fail(reason) });
-        }
-    }
-
     /// The step behind the last one, if all steps are done here: who asks for it waits for the end of the job.
     pub(in crate::session) fn behind_the_last(&self) -> Option<u64> {
         lock(&self.turn).behind_the_last()

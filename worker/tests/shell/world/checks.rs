@@ -14,8 +14,8 @@ use crate::process::Process;
 
 /// So long a trainer may take to end whose conductor has died.
 const ALONE: u64 = 3 * SECOND;
-/// A server whose controller has let it go says its last words within 2 s.
-const STAYS: u64 = 5 * SECOND;
+/// A server whose controller has let it go says its last words within 8 s.
+const STAYS: u64 = 11 * SECOND;
 
 /// So long the conductor says how the job ends to who does not answer.
 const LAST_WORDS: u64 = 2 * SECOND;
@@ -25,8 +25,8 @@ const GIVEN_UP: u64 = 35 * SECOND;
 /// After the last step nobody holds anything any more.
 const EMPTY_WITHIN: u64 = 15 * SECOND;
 
-/// The conductor's process leaves so soon after the first trainer was told the end: 2 s of last words, and some turns.
-const LEAVES: u64 = 3 * SECOND;
+/// The conductor's process leaves so soon after the first trainer was told the end: 2 to 8 s of last words, and some turns.
+const LEAVES: u64 = 9 * SECOND;
 /// Whoever is cut off for less than that hears the last words.
 const MISSED_WORDS: u64 = SECOND / 2;
 
@@ -287,12 +287,13 @@ impl World {
             matches!(ending, Ending::Failed { reason, .. } if reason.contains("nothing heard"));
         let conductor = self.trainers[0];
         // It stays as long as somebody hears one word after the other.
-        let left = self.conductor_left.unwrap_or(first + LEAVES);
+        let left = self.conductor_left.map_or(first + LEAVES, |it| it.min(first + LEAVES));
+        let killed = self.conductor_killed.is_some_and(|it| it <= left);
         let net = self.net.borrow();
         let cut = net.cuts.iter().any(|it| {
             let between = it.ends == (conductor, life) || it.ends == (life, conductor);
             between && it.since <= left && it.until >= it.since.max(first) + MISSED_WORDS
         });
-        heard_nothing && (self.conductor_killed || cut || self.has_slept(life))
+        heard_nothing && (killed || cut || self.has_slept(life))
     }
 }

@@ -17,7 +17,7 @@ impl World {
         if self.processes.contains_key(&life) {
             self.killed.insert(life);
             if self.trainers.first() == Some(&life) {
-                self.conductor_killed = true;
+                self.conductor_killed = Some(self.now());
             }
             self.end(life, silently);
             // Whoever has started it sees it, unless the whole machine is gone.

@@ -84,7 +84,7 @@ pub(crate) struct World {
     /// And when they were told.
     endings: BTreeMap<Life, (u64, Ending)>,
     killed: BTreeSet<Life>,
-    conductor_killed: bool,
+    conductor_killed: Option<u64>,
     conductor_left: Option<u64>,
     /// Steps that trainers have done when they end.
     steps_done: BTreeSet<u64>,
@@ -134,7 +134,7 @@ impl World {
             reducing: BTreeMap::new(),
             endings: BTreeMap::new(),
             killed: BTreeSet::new(),
-            conductor_killed: false,
+            conductor_killed: None,
             conductor_left: None,
             steps_done: BTreeSet::new(),
             both: (false, 0),

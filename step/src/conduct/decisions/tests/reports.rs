@@ -105,3 +105,24 @@ fn a_trainer_that_has_done_a_step_while_it_waits_to_be_told_is_in_it() {
     let done: Vec<_> = job.over.iter().map(|it| it.done.len()).collect();
     assert_eq!((&done[..], job.told_the_end), (&[2][..], 1));
 }
+
+#[test]
+fn a_stop_that_is_decided_holds_while_a_step_waits_to_be_told() {
+    let mut job = Job::new();
+    job.introduce();
+    job.serve(1, &SERVERS.map(Some));
+    assert!(job.announce(0));
+    job.obey(Commanded::StepDone(0));
+    job.tell(0, done(0));
+    let what = "rank 0 has left".to_owned();
+    job.tell(0, Said::Standing(Stands::Left { what, in_mid_step: false, as_done: true }));
+    job.later(4_600);
+    job.stop();
+    job.tell(1, done(0));
+    assert_eq!(job.decisions.ending, Some(Ending::Stopped { checkpoint: true }));
+    // Rank 0 would be named now.
+    job.later(400);
+    assert_eq!((told(&mut job), job.told_the_end), (vec![], 0));
+    job.later(100);
+    assert_eq!((told(&mut job), job.told_the_end), (vec![(0, 0)], 1));
+}
