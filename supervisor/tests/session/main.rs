@@ -385,7 +385,7 @@ fn a_rank_that_fails_when_its_last_step_is_done_ends_the_job_with_its_reason() {
 #[test]
 fn a_rank_that_takes_a_job_for_complete_is_told_that_it_was_stopped() {
     let act = format!("{ON_HOST}, is stopped");
-    // To a supervisor, who has stopped nobody, that is a job that is not complete. Rank 0 exits with 2 if it is told otherwise.
+    // To a supervisor, who has stopped nobody, that is a job that is not complete. Rank 0 aborts if it is told otherwise.
     match ended(AttentionPlace::Pool, &[], Some(&act)).0 {
         Err(RunError::JobFailed { message, .. }) => {
             assert!(message.contains("exit code 0"), "{message}");
