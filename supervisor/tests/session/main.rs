@@ -28,7 +28,7 @@ use cadre_worker::session::{Join, JoinError, KvHeads, Layers};
 use cadre_worker::{Choice, ExchangeChoice, ServerArgs, Threads, server_main};
 use serde_json::json;
 
-use self::lent::{DISK, Ends};
+use self::lent::{DISK, Ends, TOLD_STOP};
 
 const TRAINERS: u16 = 2;
 /// Ranks of [`lent`]; behind the second may stand a seed, from which streams of the emulated GPU get on.
@@ -385,8 +385,10 @@ fn a_rank_that_fails_when_its_last_step_is_done_ends_the_job_with_its_reason() {
 #[test]
 fn a_rank_that_takes_a_job_for_complete_is_told_that_it_was_stopped() {
     let act = format!("{ON_HOST}, is stopped");
-    // To a supervisor, who has stopped nobody, that is a job that is not complete. Rank 0 aborts if it is told otherwise.
-    match ended(AttentionPlace::Pool, &[], Some(&act)).0 {
+    let (result, lines) = ended(AttentionPlace::Pool, &[], Some(&act));
+    assert!(lines.contains(TOLD_STOP), "{lines:?}");
+    // To a supervisor, who has stopped nobody, that is a job that is not complete.
+    match result {
         Err(RunError::JobFailed { message, .. }) => {
             assert!(message.contains("exit code 0"), "{message}");
         }

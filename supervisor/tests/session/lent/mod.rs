@@ -26,6 +26,8 @@ type Failure = Box<dyn std::error::Error>;
 const STEPS: u64 = 3;
 /// Longer than a conductor stays to say its last words, where a rank takes its time.
 const SLOW: Duration = Duration::from_secs(3);
+/// A line of a rank that says that a stopped job is complete, and is told better.
+pub(crate) const TOLD_STOP: &str = "step 1 was never run";
 /// Why a rank fails.
 pub(crate) const DISK: &str = "my disk is away";
 /// Of which all go forward, then all backward.
@@ -113,9 +115,8 @@ pub(crate) fn main(is_lent: bool, ends: Ends) -> Result<ExitCode, Failure> {
             return Ok(ExitCode::from(code));
         }
         (Ends::Stops, 0) => match session.leave(Outcome::completed()) {
-            Err(LeaveError::Stopped { .. }) => (),
-            // Louder than the exit code of the other rank.
-            _ => std::process::abort(),
+            Err(LeaveError::Stopped { .. }) => println!("{TOLD_STOP}"),
+            other => return Err(format!("the job was stopped: {other:?}").into()),
         },
         (Ends::Stops, _) => {
             done?;
