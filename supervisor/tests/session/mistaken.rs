@@ -111,15 +111,7 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
             Next::End(_) => None,
         }
     };
-    // The other rank learns the end.
-    let (told, is_bad) = match session.ending(Duration::MAX) {
-        // Whoever hears another reason says so by its exit code.
-        Some(Ending::Failed { reason, bad_input }) => {
-            let other = mistake == "leaves, failed" && !reason.contains(super::DISK);
-            (reason, bad_input || other)
-        }
-        other => (format!("the job went on: {other:?}"), false),
-    };
+    let (told, is_bad) = told(&session, mistake);
     let is_bad = refused.as_ref().map_or(is_bad, Error::is_bad_input);
     let message = refused.map_or(told, |it| it.to_string());
     let code: u8 = if is_bad { 2 } else { 3 };
@@ -128,9 +120,21 @@ pub(crate) fn main(mistake: &str) -> Result<ExitCode, Box<dyn std::error::Error>
     Ok(ExitCode::from(code))
 }
 
+/// How the other rank learns that the job ends, and whether that is bad input.
+fn told(session: &Session, mistake: &str) -> (String, bool) {
+    match session.ending(Duration::MAX) {
+        // Whoever hears another reason says so by its exit code.
+        Some(Ending::Failed { reason, bad_input }) => {
+            let other = mistake == "leaves, failed" && !reason.contains(crate::lent::DISK);
+            (reason, bad_input || other)
+        }
+        other => (format!("the job went on: {other:?}"), false),
+    }
+}
+
 /// It leaves for a reason of its own.
 fn fails(session: Session) -> Result<ExitCode, Box<dyn std::error::Error>> {
-    let (kind, message) = (Kind::Failed, super::DISK.to_owned());
+    let (kind, message) = (Kind::Failed, crate::lent::DISK.to_owned());
     session.leave(Outcome { kind, message, exit_code: 1, sample: String::new() })?;
     Ok(ExitCode::FAILURE)
 }
