@@ -66,7 +66,7 @@ impl Decisions {
     pub(super) fn step_done(&mut self, acts: &mut Acts<'_>, from: TrainerId, done: StepDone) {
         let step = done.step;
         let Some(out) = self.published.get_mut(&step) else {
-            // A step that is told already, though not all have done it.
+            // One that waits to be told, though not all have done it.
             if let Some(it) = self.telling.get_mut(&step) {
                 it.out.done.entry(from.0).or_insert(done);
             }
