@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _documents, _job, _kept, _layout, _local, _native, _place
+from . import _documents, _here, _job, _kept, _layout, _local, _place
 from ._documents import LOCAL_TICKET
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
@@ -32,23 +32,6 @@ _library.define(
     " Tensor? cu_seqlens, str kind) -> (Tensor, Tensor, Tensor)",
     tags=_tags,
 )
-
-
-def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """`contiguous` and `to` for tensors that mostly are right already: each call of torch would cost a microsecond."""
-    tensor = tensor if tensor.dtype == dtype else tensor.to(dtype)
-    return tensor if tensor.is_contiguous() else tensor.contiguous()
-
-
-def _wide_room(tensor: Tensor) -> Tensor:
-    """For results in f32; to say a type that is right already would take longer."""
-    wide = torch.float32
-    return torch.empty_like(tensor) if tensor.dtype == wide else torch.empty_like(tensor, dtype=wide)
-
-
-def _wire(tensor: Tensor) -> torch.dtype:
-    """Type to which rows are rounded: the job's wire type; none without a job."""
-    return _job.current().wire if _job.is_joined() else tensor.dtype
 
 
 def _forward(
@@ -79,7 +62,8 @@ def _forward(
             if kept:
                 o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
                 return o, lse, number, told
-            lent = _place.lent(q)
+            if (lent := _place.lent(q)) and job.session.gpu is None:
+                _place.say_in_place(q, job.wire)
             ticket = job.session.submit(phase, tuple(_place.rows(it) for it in (q, k, v)), lent=lent)
             step.forward[at] += 1
         o, lse = _place.room(q.shape, q), _place.room(q.shape[:2], q, torch.float32)
@@ -97,7 +81,7 @@ def _forward(
         raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
     if check and (step := check.spanning(lengths)):
         number, layout = LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
-        o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
+        o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _here.forward(kind, lengths, *rows))
         check.saw(o)
         return o, lse, number, told
     lengths, number = _documents.whole(lengths)
@@ -107,27 +91,12 @@ def _forward(
             number = LOCAL_TICKET - 1 - step.key()
         o, lse = check.attention(kind, lengths, (q, k, v))
     else:
-        o, lse = _forward_here(kind, lengths, q, k, v)
+        o, lse = _here.forward(kind, lengths, q, k, v)
         if check:
             check.saw(o)
     if taken:
         taken.count_further()
     return o, lse, number, told
-
-
-def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-    wire = _wire(q)
-    if behind := _place.kernels(q, wire):
-        return _place.forward(behind, kind, lengths, q, k, v)
-    if q.is_cuda:
-        if _job.watched() is None:
-            _place.say_on_host(q, wire, of_job=_job.is_joined())
-        return _place.on_host(_forward_here, kind, lengths, q, k, v)
-    qkv = (_as(q, wire), _as(k, wire), _as(v, wire))
-    o = _wide_room(qkv[0])
-    lse = o.new_empty(o.shape[:2])
-    _native.local_forward((kind, torch.get_num_threads(), lengths), qkv, (o, lse))
-    return _as(_as(o, wire), q.dtype), lse
 
 
 def _backward(
@@ -144,6 +113,8 @@ def _backward(
 ) -> tuple[Tensor, Tensor, Tensor]:
     if not q.shape[0]:
         return tuple(_place.room(it.shape, it) for it in (q, k, v))
+    if dout.is_neg():
+        dout = dout.resolve_neg()
     if (number := int(ticket)) >= 0:
         job = _job.current()
         job.check_process()
@@ -162,40 +133,11 @@ def _backward(
         given = (*given[:-1], torch.zeros_like(lse) if dlse is None else dlse)
         layout = step.layouts[step.of_key(LOCAL_TICKET - 1 - number)[1]]
         here = _job.check().exchange.whole
-        return here(layout, given, lambda lengths, rows: _backward_here(kind, lengths, *rows))
+        return here(layout, given, lambda lengths, rows: _here.backward(kind, lengths, *rows))
     lengths = _documents.same_as_forward(number, ends)
     if (check := _job.check()) and check.plain:
         return check.gradients(kind, lengths, (q, k, v), dout, torch.zeros_like(lse) if dlse is None else dlse)
-    return _backward_here(kind, lengths, *given)
-
-
-def _backward_here(
-    kind: str,
-    lengths: list[int],
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    lse: Tensor,
-    dout: Tensor,
-    dlse: Tensor | None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    wire, wide = _wire(q), torch.float32
-    if behind := _place.kernels(q, wire):
-        return _place.backward(behind, kind, lengths, (q, k, v), (o, lse, dout, dlse))
-    if q.is_cuda:
-        return _place.on_host(_backward_here, kind, lengths, q, k, v, o, lse, dout, dlse)
-    qkv = (_as(q, wire), _as(k, wire), _as(v, wire))
-    wide_dout = _as(dout, wide)
-    on_wire = wide_dout if wire == wide else _as(dout, wire)
-    given = (_as(o, wide), _as(lse, wide), wide_dout, on_wire, None if dlse is None else _as(dlse, wide))
-    results = (_wide_room(qkv[0]), _wide_room(qkv[1]), _wide_room(qkv[2]))
-    _native.local_backward((kind, torch.get_num_threads(), lengths), qkv, given, results)
-    if wire == wide == q.dtype:
-        return results
-    # dQ comes back from a pool in the wire type, dK and dV as parts in f32.
-    dq, dk, dv = results
-    return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
+    return _here.backward(kind, lengths, *given)
 
 
 def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
@@ -252,16 +194,18 @@ class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which would take longer than their own work."""
 
     @staticmethod
-    def forward(ctx, q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer):
-        o, lse, ctx.ticket, ctx.lengths = _forward(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
-        ctx.kind, ctx.ends = kind, cu_seqlens_q
+    def forward(ctx, q, k, v, call, with_lse):
+        o, lse, ctx.ticket, ctx.lengths = _forward(q, k, v, *call)
+        ctx.ends, _, ctx.kind, _ = call
+        ctx.save_for_backward(q, k, v, o, lse)
+        if not with_lse:
+            return o
         # Zeros for the gradient of LSE would cost more than all that is done here.
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(q, k, v, o, lse)
         return o, lse
 
     @staticmethod
-    def backward(ctx, dout, dlse):
+    def backward(ctx, dout, dlse=None):
         if _is_batched(dout) or _is_batched(dlse):
             raise NotImplementedError(
                 "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
@@ -275,7 +219,7 @@ class _Direct(torch.autograd.Function):
             call, ends = torch.ops.cadre.attention_backward, ctx.ends
             ticket = torch.tensor(ticket, device="cpu")
             dlse = torch.zeros_like(lse) if dlse is None else dlse
-        return *call(dout, dlse, q, k, v, o, lse, ticket, ends, ctx.kind), None, None, None, None
+        return *call(dout, dlse, q, k, v, o, lse, ticket, ends, ctx.kind), None, None
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
@@ -303,13 +247,20 @@ def _refuse_transforms(transforms: list[torch._C._functorch.CInterpreter]) -> No
         )
 
 
-def _eager(q: Tensor, k: Tensor, v: Tensor, *more: Tensor | str | None) -> tuple[Tensor, ...]:
+def _eager(
+    q: Tensor, k: Tensor, v: Tensor, call: tuple[Tensor | str | None, ...], *, with_lse: bool
+) -> tuple[Tensor, Tensor | None]:
     if transforms := torch._C._functorch.get_interpreter_stack():
         _refuse_transforms(transforms)
     _next.is_repeated = _kept.is_repeated()
     try:
-        plain = not transforms and _is_plain(q, k, v)
-        return (_Direct.apply if plain else torch.ops.cadre.attention)(q, k, v, *more)
+        if transforms or not _is_plain(q, k, v):
+            return torch.ops.cadre.attention(q, k, v, *call)[:2]
+        if q.is_neg() or k.is_neg() or v.is_neg():
+            # Imaginary parts of conjugates are only marked as negative: memory has the other sign.
+            q, k, v = q.resolve_neg(), k.resolve_neg(), v.resolve_neg()
+        results = _Direct.apply(q, k, v, call, with_lse)
+        return results if with_lse else (results, None)
     finally:
         # A compiled call does not say it.
         _next.is_repeated = True
@@ -328,8 +279,10 @@ def attend(
     softcap: float | None = None,
     sinks: Tensor | None = None,
     layer: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:
-    """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
+    with_lse: bool = True,
+) -> tuple[Tensor, Tensor | None]:
+    """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's. An LSE
+    that nobody asks for (`with_lse`) costs autograd time, and may be None."""
     q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
     if (watched := _job.watched()) is not None:
@@ -337,8 +290,11 @@ def attend(
     if layer is not None and not isinstance(layer, Tensor):
         raise TypeError(f"layer is {layer!r}; give its number in a tensor: torch.tensor({layer!r})")
     kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
-    call = torch.ops.cadre.attention if torch.compiler.is_compiling() else _eager
-    o, lse, *_ = call(q, k, v, cu_seqlens_q, cu_seqlens_k, kind, layer)
+    call = (cu_seqlens_q, cu_seqlens_k, kind, layer)
+    if torch.compiler.is_compiling():
+        o, lse, _ = torch.ops.cadre.attention(q, k, v, *call)
+    else:
+        o, lse = _eager(q, k, v, call, with_lse=with_lse or sinks is not None)
     if sinks is None:
         return o, lse
     if not isinstance(sinks, Tensor):
@@ -386,5 +342,6 @@ def flash_attn_varlen_func(
     if s_aux is not None or learnable_sink is not None:
         sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
     how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
-    o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
+    how |= {"sinks": sinks, "layer": layer, "with_lse": return_attn_probs}
+    o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

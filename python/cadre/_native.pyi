@@ -24,6 +24,8 @@ class Session:
     """Type of rows on the wire, `float32` or `bfloat16`: rows are rounded to it when they are submitted."""
     wire_is_open: bool
     """Whether the job leaves that type to its ranks."""
+    gpu: int | None
+    """Which GPU computes what a plan gives to this rank."""
 
     @staticmethod
     def join(
@@ -35,11 +37,13 @@ class Session:
         threads: int,
         on_nonfinite: str = "end",
         rows: str | None = None,
+        gpu: int | None = None,
     ) -> Session:
         """Joins the job that the environment names. `kinds`: one a layer, such as `causal`, `full`,
         `window:ROWS` or `window:128 in chunks of 512 scale 0.0625 softcap 50`; `heads`: query heads, KV heads, head
         dim, likewise; all the same on every rank. `on_nonfinite`: `report` or `end`.
-        `rows`: their type, which `wire` is then where the job leaves it to its ranks."""
+        `rows`: their type, which `wire` is then where the job leaves it to its ranks. `gpu`: the number of the GPU that
+        computes what the plan gives to this rank; None: the CPU does."""
 
     def announce(
         self,
@@ -133,6 +137,10 @@ def gpu_backward(
     results: tuple[Tensor, Tensor, Tensor],
 ) -> None:
     """dQ, dK and dV in f32, from dO in bf16, LSE and rowsum(dO * O) - dLSE."""
+
+def are_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
+    """Whether all three are plain tensors or parameters on the CPU, `[rows, heads, dim]` in f32 or in bf16, K and V of one
+    shape, and Q as wide. False says nothing."""
 
 def local_forward(
     batch: tuple[str, int, Sequence[int]],

@@ -6,6 +6,7 @@ refused, is decided here alone.
 """
 
 import functools
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -41,7 +42,7 @@ def rows(tensor: Tensor) -> Tensor:
 
 def room(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """With any numbers, where `beside` is, of its type if no other is said."""
-    return beside.new_empty(shape) if dtype is None else beside.new_empty(shape, dtype=dtype)
+    return beside.new_empty(*shape) if dtype is None else beside.new_empty(*shape, dtype=dtype)
 
 
 def on_host(call: Callable, kind: str, lengths: list[int], *given: Tensor | None) -> tuple[Tensor, ...]:
@@ -63,6 +64,43 @@ def kernels(q: Tensor, wire: torch.dtype) -> Behind | None:
     behind = lent(q)
     fits = behind and wire == torch.bfloat16 and q.shape[-1] in _HEAD_DIMS
     return behind if fits and _has_kernels(behind[0]) else None
+
+
+def computes_on(
+    device: torch.device | str | int | None, model: object, dtype: torch.dtype | None, head_dims: Sequence[int]
+) -> int | None:
+    """The number of the GPU that computes in place: of the one that is said, else of the one where the model's
+    parameters are, or of torch's current one if there is a `Shape` alone, if it has kernels for such rows. None: the
+    CPU does."""
+    if device is not None:
+        said = torch.device(device)
+        if said.type not in ("cpu", "cuda"):
+            raise ValueError(f"init: device is {said}; say 'cpu', 'cuda' or 'cuda:NUMBER'")
+        return None if said.type == "cpu" else _number_of(said)
+    if isinstance(model, torch.nn.Module):
+        found = next((it.device for it in model.parameters() if it.is_cuda), None)
+    else:
+        found = torch.device("cuda") if torch.cuda.is_initialized() else None
+    if found is None or dtype != torch.bfloat16 or not any(it in _HEAD_DIMS for it in head_dims):
+        return None
+    number = _number_of(found)
+    return number if _has_kernels(number) else None
+
+
+def _number_of(gpu: torch.device) -> int:
+    if gpu.index is not None:
+        return gpu.index
+    return torch.cuda.current_device() if torch.cuda.is_initialized() else int(os.environ.get("LOCAL_RANK", "0"))
+
+
+def say_in_place(q: Tensor, wire: torch.dtype) -> None:
+    """Says once why what a plan gives to this rank is not computed on the GPU that has its rows."""
+    if wire != torch.bfloat16 or q.shape[-1] not in _HEAD_DIMS:
+        return say_on_host(q, wire, of_job=True)
+    return _say_once(
+        f"what a plan gives to this rank is computed on the CPU, and its rows are on GPU {q.device.index}; call init "
+        "when the model is there, or give it device="
+    )
 
 
 def say_on_host(q: Tensor, wire: torch.dtype, *, of_job: bool) -> None:
@@ -109,20 +147,10 @@ def backward(
     return tuple(it.to(qkv[0].dtype) for it in results)
 
 
-def _is_usual(q: Tensor, k: Tensor, v: Tensor) -> bool:
-    """Whether rows are plainly such as nothing is to be cast or refused of: to look at each would take longer."""
-    return (
-        (type(q) is Tensor and type(k) is Tensor and type(v) is Tensor)
-        and (q.is_cpu and k.is_cpu and v.is_cpu)
-        and (q.dim() == k.dim() == 3 and k.shape == v.shape and q.size(2) == k.size(2))
-        and (q.dtype in _TYPES and q.dtype == k.dtype == v.dtype)
-        and not (torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0)
-    )
-
-
 def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Rows of the types, dimensions and devices that are there, cast where autocast says so; others are refused."""
-    if _is_usual(q, k, v):
+    is_usual = not torch.compiler.is_compiling() and _native.are_usual(q, k, v)
+    if is_usual and not (torch.is_autocast_enabled("cpu") or forward_ad._current_level >= 0):
         return q, k, v
     for name, it in (("q", q), ("k", k), ("v", v)):
         if not isinstance(it, Tensor):

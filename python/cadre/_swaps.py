@@ -67,8 +67,9 @@ def varlen_attn(
     if is_causal is None and not enable_gqa and query.shape[1] != key.shape[1]:
         raise ValueError(f"query has {query.shape[1]} heads and key {key.shape[1]}; pass enable_gqa=True")
     mask = mask_of(causal=bool(is_causal), window_size=window_size)
-    o, lse = attend(query, key, value, cu_seq_q, cu_seq_k, mask=mask, scale=scale)
-    return (o, lse.transpose(0, 1)) if return_aux is not None and return_aux.lse else o
+    with_lse = return_aux is not None and return_aux.lse
+    o, lse = attend(query, key, value, cu_seq_q, cu_seq_k, mask=mask, scale=scale, with_lse=with_lse)
+    return (o, lse.transpose(0, 1)) if with_lse else o
 
 
 # Functions that have a double here, by their module.

@@ -71,7 +71,8 @@ def attention(
         # A window that looks both ways has `sliding_window` rows on each side.
         window = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
     how = {"mask": mask_of(causal, window), "chunk": chunk, "scale": scaling, "softcap": softcap, "sinks": s_aux}
-    o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how, layer=getattr(module, "cadre_layer", None))
+    how |= {"layer": getattr(module, "cadre_layer", None), "with_lse": False}
+    o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how)
     return o.view(batch, rows, heads, dim), None
 
 

@@ -6,6 +6,7 @@
 //! It knows no autograd, no model and no order of calls: `python/cadre` does, and the session checks it. Python goes on
 //! with other threads while a call copies, waits or computes.
 
+mod dlpack;
 mod ending;
 mod forked;
 mod lent;
@@ -57,6 +58,7 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(on_gpu::gpu_refuses, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_forward, module)?)?;
     module.add_function(wrap_pyfunction!(on_gpu::gpu_backward, module)?)?;
+    module.add_function(wrap_pyfunction!(tensor::are_usual, module)?)?;
     module.add_function(wrap_pyfunction!(local::local_forward, module)?)?;
     module.add_function(wrap_pyfunction!(local::local_backward, module)?)
 }

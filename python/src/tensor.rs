@@ -18,6 +18,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyTuple;
 
+use crate::dlpack::{self, Elements, Found};
 use crate::refusal::refused;
 
 /// Tensors that a call is given.
@@ -61,43 +62,99 @@ fn types(py: Python<'_>) -> PyResult<&'static [Py<PyAny>; 2]> {
     })
 }
 
+/// What a tensor says of itself.
+struct Seen {
+    kind: Kind,
+    shape: Vec<usize>,
+    /// None: it is contiguous.
+    strides: Option<Vec<usize>>,
+    address: usize,
+}
+
+/// Whether Q, K and V are plainly such as attention takes: see the stub. One call in place of twenty for attributes.
+#[pyfunction]
+pub(crate) fn are_usual(q: &Bound<'_, PyAny>, k: &Bound<'_, PyAny>, v: &Bound<'_, PyAny>) -> bool {
+    let seen = [q, k, v].map(|it| seen(Side::Host, it));
+    let [Some(q), Some(k), Some(v)] = seen else { return false };
+    let same = q.kind == k.kind && k.kind == v.kind && k.shape == v.shape;
+    same && q.shape.len() == 3 && k.shape.len() == 3 && q.shape[2] == k.shape[2]
+}
+
+/// By one call; None where the attributes have to say it, or why it is refused.
+fn seen(side: Side, tensor: &Bound<'_, PyAny>) -> Option<Seen> {
+    let Found { is_on_host, elements, address, shape, strides } = dlpack::look_at(tensor)?;
+    let kind = match elements {
+        Elements::F32 => Kind::F32,
+        Elements::Bf16 => Kind::Bf16,
+        Elements::Other => return None,
+    };
+    (is_on_host || side == Side::Gpu).then_some(Seen {
+        kind,
+        shape,
+        strides: Some(strides),
+        address,
+    })
+}
+
+fn seen_by_attributes(name: &str, side: Side, tensor: &Bound<'_, PyAny>) -> PyResult<Seen> {
+    let py = tensor.py();
+    if side == Side::Host && !tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
+        let device = tensor.getattr(intern!(py, "device"))?;
+        return refuse(name, &format!("is on {device}; hand over a tensor on the CPU"));
+    }
+    let dtype = tensor.getattr(intern!(py, "dtype"))?;
+    let [f32s, bf16s] = types(py)?;
+    let kind = if dtype.is(f32s) {
+        Kind::F32
+    } else if dtype.is(bf16s) {
+        Kind::Bf16
+    } else {
+        return refuse(name, &format!("is {dtype}; use torch.float32 or torch.bfloat16"));
+    };
+    let shape = numbers(&tensor.getattr(intern!(py, "shape"))?)?;
+    // Most are contiguous, and that question takes less time than that for all strides.
+    let is_dense = tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()?;
+    let strides = || numbers(&tensor.call_method0(intern!(py, "stride"))?);
+    let strides = if is_dense { None } else { Some(strides()?) };
+    let address: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+    Ok(Seen { kind, shape, strides, address })
+}
+
+impl Kind {
+    /// Of an element.
+    fn bytes(self) -> usize {
+        match self {
+            Self::F32 => size_of::<f32>(),
+            Self::Bf16 => size_of::<bf16>(),
+        }
+    }
+}
+
 impl Tensor {
     /// Reads where `tensor` lies; `name` is what a refusal calls it.
     pub(crate) fn new(name: &'static str, side: Side, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
-        let py = tensor.py();
         let refuse = |what: &str| refuse(name, what);
-        if side == Side::Host && !tensor.getattr(intern!(py, "is_cpu"))?.is_truthy()? {
-            let device = tensor.getattr(intern!(py, "device"))?;
-            return refuse(&format!("is on {device}; hand over a tensor on the CPU"));
-        }
-        let dtype = tensor.getattr(intern!(py, "dtype"))?;
-        let [f32s, bf16s] = types(py)?;
-        let (kind, bytes) = if dtype.is(f32s) {
-            (Kind::F32, size_of::<f32>())
-        } else if dtype.is(bf16s) {
-            (Kind::Bf16, size_of::<bf16>())
-        } else {
-            return refuse(&format!("is {dtype}; use torch.float32 or torch.bfloat16"));
+        let Seen { kind, shape, strides, address } = match seen(side, tensor) {
+            Some(it) => it,
+            None => seen_by_attributes(name, side, tensor)?,
         };
-        let shape = numbers(&tensor.getattr(intern!(py, "shape"))?)?;
+        let bytes = kind.bytes();
         let Some((&rows, inner)) = shape.split_first() else {
             return refuse("has no dimension; its first one is rows");
         };
         let width: usize = inner.iter().product();
         let mut distance = width;
-        // Most are contiguous, and that question takes less time than that for all strides.
-        if !tensor.call_method0(intern!(py, "is_contiguous"))?.is_truthy()? {
-            let strides = numbers(&tensor.call_method0(intern!(py, "stride"))?)?;
+        if let Some(strides) = strides {
             let mut dense = 1;
             for (&size, &stride) in inner.iter().zip(&strides[1..]).rev() {
-                if size != 1 && stride != dense {
+                if size != 1 && stride != dense && rows * width > 0 {
                     return refuse(
                         "does not have the elements of a row side by side; call contiguous()",
                     );
                 }
                 dense *= size;
             }
-            if rows > 1 {
+            if rows > 1 && width > 0 {
                 distance = strides[0];
             }
             if distance < width {
@@ -105,7 +162,6 @@ impl Tensor {
             }
         }
         let elements = if rows * width == 0 { 0 } else { (rows - 1) * distance + width };
-        let address: usize = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
         if address == 0 && elements > 0 {
             return refuse("has no memory, as a tensor of zeros that autograd makes; clone it");
         }
@@ -290,8 +346,7 @@ impl Tensor {
     }
 
     fn bytes(&self) -> std::ops::Range<usize> {
-        let each = if self.kind == Kind::F32 { size_of::<f32>() } else { size_of::<bf16>() };
-        self.address..self.address + self.elements * each
+        self.address..self.address + self.elements * self.kind.bytes()
     }
 }
 

@@ -163,6 +163,40 @@ class Operators(unittest.TestCase):
         expected = call(*(it.contiguous() for it in (q, k, v)))
         self.assertTrue(torch.equal(call(q, k, v), expected))
 
+    def test_rows_in_any_place_have_the_bits_of_those_side_by_side(self) -> None:
+        def seen(it: torch.Tensor, how: int) -> torch.Tensor:
+            """The same numbers, otherwise in memory."""
+            if how == 0:
+                return it.transpose(0, 1).contiguous().transpose(0, 1)
+            if how == 1:
+                return it.repeat_interleave(2, 0)[::2]
+            if how == 2:
+                return it.repeat_interleave(2, 2)[..., ::2]
+            if how == 3:
+                return it[:1].expand_as(it)
+            # An imaginary part of a conjugate is marked as negative, and its memory has the other sign.
+            return torch.complex(it, -it).conj().imag
+
+        generator = torch.Generator().manual_seed(3)
+        for dtype in (torch.float32, torch.bfloat16):
+            for _ in range(24):
+                three = [it.detach() for it in rows(dtype=dtype)]
+                dout = torch.randn(three[0].shape, generator=generator).to(dtype)
+                hows = torch.randint(6, (4,), generator=generator).tolist()
+                if dtype == torch.bfloat16:
+                    # There are no complex numbers of it.
+                    hows = [it % 4 for it in hows]
+                odd = [seen(it, how) if how < 5 else it for it, how in zip((*three, dout), hows, strict=True)]
+                plain = [it.contiguous().clone() for it in odd]
+                self.assertTrue(all(torch.equal(*both) for both in zip(odd, plain, strict=True)))
+                found = []
+                for *inputs, gradient in (odd, plain):
+                    inputs = [it.requires_grad_() for it in inputs]
+                    o = call(*inputs)
+                    found.append([o, *torch.autograd.grad(o, inputs, gradient)])
+                for one, other in zip(*found, strict=True):
+                    self.assertTrue(torch.equal(one, other), hows)
+
     def test_what_is_not_there_is_refused_by_its_name(self) -> None:
         q, k, v = rows()
         for more, words in (

@@ -13,7 +13,7 @@ from unittest import mock
 import cadre
 import torch
 from alone import Alone
-from cadre import _attention, _job, _layout, _local, _place
+from cadre import _here, _job, _layout, _local, _place
 
 
 class Nested(torch.autograd.Function):
@@ -122,7 +122,7 @@ class Places(unittest.TestCase):
     def test_rows_of_a_gpu_that_go_to_the_cpu_are_told_of_once_with_the_remedy(self) -> None:
         def call(dtype: torch.dtype, dim: int, number: int = 0) -> None:
             q = SimpleNamespace(is_cuda=True, device=torch.device("cuda", number), dtype=dtype, shape=(8, 2, dim))
-            self.assertEqual(_attention._forward_here("causal", [8], q, q, q), "on the host")
+            self.assertEqual(_here.forward("causal", [8], q, q, q), "on the host")
 
         said = io.StringIO()
         _place._say_once.cache_clear()
