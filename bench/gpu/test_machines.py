@@ -201,6 +201,7 @@ class TensorsTest(Folder):
 for word in "$@"; do case $last in --out) to=$word ;; -f) job=$word ;; esac; last=$word; done
 mkdir -p "$to/logs"
 echo "rank 0: results of the GPU's rows have the bits of the host" > "$to/logs/0.log"
+grep -q bubble_rank "$job" && MEASURES && echo "bubble: 1.00 ms" >> "$to/logs/0.log"
 grep -q '"inPlace": true' "$job" || cp "$to/logs/0.log" "$to/logs/1.log"
 """
 
@@ -214,14 +215,19 @@ grep -q '"inPlace": true' "$job" || cp "$to/logs/0.log" "$to/logs/1.log"
         self.programs.packages = self.out
         (self.out / "cadre").mkdir()
         program = self.out / "program"
-        program.write_text(self.CADRE)
-        program.chmod(0o755)
+        program.touch(0o755)
         (self.out / "local_gpu.py").write_text("print('the same on both')")
-        with mock.patch.dict(programs.pack.COPIES, {"cadre": program}):
-            self.programs.tensors(True, time.monotonic() + 60)
-        found = {it["check"]: (it["passed"], it["what"]) for it in self.report.content["checks"]}
-        self.assertEqual([it[0] for it in found.values()], [True, False, True], found)
-        self.assertIn("1 of 2 compared", found["tensors of PyTorch, attention in place"][1])
+        for bubble in ("it measured nothing", "1.00 ms"):
+            self.report.content["checks"] = []
+            text = self.CADRE.replace("MEASURES", "true" if "ms" in bubble else "false")
+            program.write_text(text)
+            with mock.patch.dict(programs.pack.COPIES, {"cadre": program}):
+                self.programs.tensors(True, time.monotonic() + 60)
+            found = {it["check"]: (it["passed"], it["what"]) for it in self.report.content["checks"]}
+            right = [True, False, False, True, "ms" in bubble]
+            self.assertEqual([it[0] for it in found.values()], right, found)
+            self.assertIn("1 of 2 compared", found["tensors of PyTorch, attention in place"][1])
+            self.assertIn(bubble, found["tensors of PyTorch, a layer in place"][1])
 
 
 class CalibrationTest(Folder):

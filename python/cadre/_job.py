@@ -22,12 +22,13 @@ from typing import Any
 
 import torch
 
+from . import _place
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._frozen import frozen_of, is_partly_frozen
 from ._layout import Layout, Shape, Stretch, is_layout, name_layers, rows_of, stretches_of
 from ._local import local, under_local
-from ._mistakes import BAD_INPUT, is_mistake
+from ._mistakes import BAD_INPUT, check_numbers, is_mistake
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
 from ._turns import Turn, Turns, order_of
@@ -300,6 +301,7 @@ def init(
     threads: int | None = None,
     on_nonfinite: str = "report",
     dtype: torch.dtype | None = None,
+    device: torch.device | str | int | None = None,
 ) -> None:
     """Joins the job that started this process, once, with the layers of `model` (of transformers, or a `Shape`).
 
@@ -308,18 +310,14 @@ def init(
     `on_nonfinite`: results of the pool that are not finite are passed on and reported (`report`), or `end` the job.
     `dtype`: that of Q, K and V, which travel in it unless the job says another (default: autocast's if `init` is under
     it, else that of the model's parameters).
+    `device`: where this process computes what a plan gives it and what lost servers leave (default: on the GPU where
+    the model's parameters are, or that of a `Shape` on torch's current one, if it has kernels for such rows).
     In a process that no job has started, attention is computed here, which is said once on stderr.
     """
     global _JOB
     if _JOB is not None:
         raise RuntimeError("init was called before; a process is one rank of one job")
-    if steps < 0 or steps != int(steps):
-        raise ValueError(f"init: steps is {steps}; a job has 1 or more, and 0 where a resume has none left")
-    if on_nonfinite not in ("report", "end"):
-        raise ValueError(f"init: on_nonfinite is {on_nonfinite!r}; say 'report' or 'end'")
-    for name, it in (("seed", seed), ("threads", threads or 0)):
-        if not 0 <= it < 1 << 64:
-            raise ValueError(f"init: {name} is {it}; give 0 or more")
+    check_numbers(steps, on_nonfinite, seed=seed, threads=threads or 0)
     if (restarts := os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")) != "0":
         raise ValueError(
             f"init: torchrun restarts ranks by itself, {restarts} times; leave --max-restarts out, and set "
@@ -329,9 +327,10 @@ def init(
     shape, session = with_frozen(model, Shape.of(model)), None
     check()
     if "CADRE_CONTROL" in os.environ:
-        threads = threads or torch.get_num_threads()
-        more = {"threads": threads, "on_nonfinite": on_nonfinite, "rows": rows and str(rows).removeprefix("torch.")}
-        session = Session.join(kinds=list(shape.kinds), heads=shape.heads, steps=int(steps), seed=seed, **more)
+        threads, kinds = threads or torch.get_num_threads(), list(shape.kinds)
+        gpu = _place.computes_on(device, model, rows, [dim for *_, dim in shape.heads])
+        more = {"on_nonfinite": on_nonfinite, "rows": rows and str(rows).removeprefix("torch."), "gpu": gpu}
+        session = Session.join(kinds=kinds, heads=shape.heads, steps=int(steps), seed=seed, threads=threads, **more)
         name_layers(model)
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)

@@ -1,7 +1,8 @@
 """Exceptions of the package that tell of a mistake in the script or its input, which another attempt would repeat.
 
-In: the exception that ends a process. Out: whether it is one. It is if the package itself raised it by a `raise`, or
-its native half refused what it was given; an error of torch inside the package, as when memory is short, is none.
+In: the exception that ends a process, or arguments of `init`. Out: whether it is one, or such an exception. It is if
+the package itself raised it by a `raise`, or its native half refused what it was given; an error of torch inside the
+package, as when memory is short, is none.
 """
 
 import dis
@@ -28,3 +29,14 @@ def is_mistake(error: BaseException | None) -> bool:
         last = last.tb_next
     code = last.tb_frame.f_code
     return Path(code.co_filename).parent == _PACKAGE and code.co_code[last.tb_lasti] == _RAISE
+
+
+def check_numbers(steps: int, on_nonfinite: str, **counts: int) -> None:
+    """Refuses what no job can be joined with."""
+    if steps < 0 or steps != int(steps):
+        raise ValueError(f"init: steps is {steps}; a job has 1 or more, and 0 where a resume has none left")
+    if on_nonfinite not in ("report", "end"):
+        raise ValueError(f"init: on_nonfinite is {on_nonfinite!r}; say 'report' or 'end'")
+    for name, it in counts.items():
+        if not 0 <= it < 1 << 64:
+            raise ValueError(f"init: {name} is {it}; give 0 or more")

@@ -19,6 +19,17 @@ pub(crate) enum NotFinite {
     End,
 }
 
+impl NotFinite {
+    /// What Python says: `report` or `end`.
+    pub(crate) fn read(word: &str) -> PyResult<Self> {
+        match word {
+            "report" => Ok(Self::Report),
+            "end" => Ok(Self::End),
+            other => Err(refused(format!("on_nonfinite is {other:?}; say \"report\" or \"end\""))),
+        }
+    }
+}
+
 /// The session's own words; of a kind that says whether the caller can correct it.
 pub(crate) fn told(error: Error) -> PyErr {
     match error {

@@ -10,11 +10,12 @@ use std::time::Duration;
 
 use cadre_control::proto::finished::Outcome as Kind;
 use cadre_control::proto::notice::{Event, Level};
-use cadre_planner::{DocumentId, Heads, Stretch};
+use cadre_kernels::device::CallersContext;
+use cadre_planner::Heads;
 use cadre_worker::process::{arm_parent_death, last_words};
 use cadre_worker::session::{
-    self, Contract, Direction, Ending, Inputs, Join, JoinError, KvHeads, Layers, Lengths,
-    NanoLengths, Next, Outcome, Outputs, PhaseAt, StepDone,
+    self, Contract, Direction, Ending, Inputs, Join, JoinError, KvHeads, Layers, Lengths, Next,
+    Outcome, Outputs, PhaseAt, StepDone,
 };
 use cadre_worker::{Choice, Threads};
 use pyo3::exceptions::PyRuntimeError;
@@ -24,14 +25,11 @@ use crate::ending::{self, BAD_INPUT, COULD_NOT_GO_ON, STOPPED};
 use crate::lent::{self, Behind};
 use crate::refusal::{NotFinite, failed, refused, told};
 use crate::tensor::{Given, Tensor, check_apart};
-use crate::turns::{MicroBatches, in_words};
+use crate::turns::{MicroBatch, MicroBatches, in_words, lengths_of};
 use crate::wire;
 
 /// Longest wait until a reason is out, before the session ends.
 const FAREWELL: Duration = Duration::from_secs(2);
-
-/// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
-type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
 
 /// See the module.
 #[pyclass(frozen, module = "cadre._native")]
@@ -49,6 +47,9 @@ pub(crate) struct Session {
     /// Whether no manifest says that type.
     #[pyo3(get)]
     wire_is_open: bool,
+    /// Which GPU computes what a plan gives to this rank.
+    #[pyo3(get)]
+    gpu: Option<usize>,
 }
 
 /// A submitted phase, to be waited for once.
@@ -59,8 +60,9 @@ pub(crate) struct Ticket(Mutex<Option<session::Ticket>>);
 impl Session {
     /// Joins the job that the environment names, with a kind for each layer, and its query heads, KV heads and head dim.
     #[staticmethod]
-    /// `rows`: their type, as `wire` is written, which is that on the wire where no manifest says it.
-    #[pyo3(signature = (*, kinds, heads, steps, seed, threads, on_nonfinite="end", rows=None))]
+    /// `rows`: their type, as `wire` is written, which is that on the wire where no manifest says it. `gpu`: which one computes what
+    /// the plan gives to this rank, in PyTorch's context there; None: the CPU does.
+    #[pyo3(signature = (*, kinds, heads, steps, seed, threads, on_nonfinite="end", rows=None, gpu=None))]
     #[allow(clippy::needless_pass_by_value, reason = "Python's lists come by value")]
     #[allow(clippy::too_many_arguments, reason = "they are named in Python")]
     fn join(
@@ -72,6 +74,7 @@ impl Session {
         threads: usize,
         on_nonfinite: &str,
         rows: Option<&str>,
+        gpu: Option<usize>,
     ) -> PyResult<Self> {
         let contract = Contract::from_env().map_err(JoinError::from);
         // Before all else: a second session ends the job, whatever it asks for.
@@ -79,14 +82,7 @@ impl Session {
             session::Session::check_alone(contract).map_err(refused)?;
         }
         let rows = rows.map(wire::read).transpose()?;
-        let not_finite = match on_nonfinite {
-            "report" => NotFinite::Report,
-            "end" => NotFinite::End,
-            other => {
-                let why = format!("on_nonfinite is {other:?}; say \"report\" or \"end\"");
-                return Err(refused(why));
-            }
-        };
+        let not_finite = NotFinite::read(on_nonfinite)?;
         if kinds.len() != heads.len() {
             let why = format!("{} layers have kinds and {} heads", kinds.len(), heads.len());
             return Err(refused(why + "; give each layer both"));
@@ -100,6 +96,7 @@ impl Session {
         let count = layers.count();
         arm_parent_death().map_err(failed)?;
         let joined = py.detach(|| {
+            let _kept = CallersContext::keep();
             let contract = contract?;
             let join = Join {
                 layers,
@@ -107,8 +104,8 @@ impl Session {
                 steps: Some(steps),
                 wire: rows,
                 seed,
-                engine: Choice::Cpu,
-                gpu: None,
+                engine: if gpu.is_some() { Choice::Gpu } else { Choice::Cpu },
+                gpu,
                 threads: Threads::new(threads),
                 memory: u64::from(contract.memory_mib) << 20,
                 exchange: contract.exchange,
@@ -126,7 +123,7 @@ impl Session {
         // A pod that is drained, or torchrun, asks each rank; the job ends with the step that is out.
         ending::on_sigterm(joined.ender()).map_err(failed)?;
         let held = RwLock::new(Some(joined));
-        Ok(Self { held, layers: count, not_finite, rank, ranks, wire, wire_is_open })
+        Ok(Self { held, layers: count, not_finite, rank, ranks, wire, wire_is_open, gpu })
     }
 
     /// Tells the conductor what this rank holds of a step, by micro-batch. They go forward (`F`) and backward (`B`), but for the
@@ -141,20 +138,18 @@ impl Session {
         frozen: u16,
     ) -> PyResult<()> {
         let turns = in_words(turns, frozen, self.layers)?;
-        let stretch =
-            |(document, start, end)| Stretch { document: DocumentId(document), start, end };
-        let nanos = micro_batches.into_iter().map(|(documents, stretches)| {
-            let stretches = stretches.into_iter().map(stretch).collect();
-            NanoLengths { documents, stretches }
-        });
-        let lengths = Lengths { step, turns, nanos: nanos.collect() };
+        let nanos = micro_batches.into_iter().map(lengths_of).collect();
+        let lengths = Lengths { step, turns, nanos };
         // It takes as long as there are documents, and the queue to the IO thread may be full.
         py.detach(|| self.with(|session| session.announce(lengths).map_err(told)))
     }
 
     /// Waits for a step: `step`, or `completed` or `stopped` where none follows.
     fn begin(&self, py: Python<'_>, step: u64) -> PyResult<&'static str> {
-        let next = py.detach(|| self.with(|session| Ok(session.begin(step))))?;
+        let next = py.detach(|| {
+            let _kept = CallersContext::keep();
+            self.with(|session| Ok(session.begin(step)))
+        })?;
         match next {
             Next::Step(_) => Ok("step"),
             Next::End(Ending::Completed) => Ok("completed"),
@@ -227,6 +222,8 @@ impl Session {
         let mut tensors = tensors?;
         check_apart(&tensors.iter().collect::<Vec<_>>(), &[])?;
         py.detach(|| {
+            // This thread may compute on a GPU.
+            let _kept = CallersContext::keep();
             // Taken when nothing can be refused any more: whoever mends the results may wait again.
             let ticket = || {
                 let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner).take();

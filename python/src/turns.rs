@@ -1,10 +1,12 @@
-//! The order of a step's phases, as Python says it.
+//! A step as Python announces it: the order of its phases, and what this rank holds.
 //!
-//! In: turns of micro-batches, forward (`F`) and backward (`B`). Out: the session's turns. Whether a step can go so, the session says.
+//! In: turns of micro-batches, forward (`F`) and backward (`B`); documents of each. Out: the session's turns and lengths. Whether a
+//! step can go so, the session says.
 
 use std::num::NonZeroU16;
 
-use cadre_worker::session::{Direction, Turn, Turns, Which};
+use cadre_planner::{DocumentId, Stretch};
+use cadre_worker::session::{Direction, NanoLengths, Turn, Turns, Which};
 use pyo3::prelude::*;
 
 use crate::refusal::refused;
@@ -40,4 +42,13 @@ pub(crate) fn in_words(
     let turns = turns.collect::<PyResult<Vec<_>>>()?;
     let turns = Turns::new(turns).map_err(refused)?;
     Ok(if turns == Turns::together(NonZeroU16::MIN) { None } else { Some(turns) })
+}
+
+/// What a rank holds of a micro-batch: `(document, its rows)`, and `(document, start, end)` in the order of the rank's rows.
+pub(crate) type MicroBatch = (Vec<(u32, u32)>, Vec<(u32, u32, u32)>);
+
+/// The same, as a session takes it.
+pub(crate) fn lengths_of((documents, stretches): MicroBatch) -> NanoLengths {
+    let stretch = |(document, start, end)| Stretch { document: DocumentId(document), start, end };
+    NanoLengths { documents, stretches: stretches.into_iter().map(stretch).collect() }
 }
