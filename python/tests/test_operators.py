@@ -14,6 +14,7 @@ from test_transformers import llama
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
 
+IS_OLD = tuple(map(int, torch.__version__.split(".")[:2])) < (2, 10)
 DOCUMENTS = [30, 1, 130]
 CU_SEQLENS = torch.tensor([0, 30, 31, 161], dtype=torch.int32)
 
@@ -276,7 +277,9 @@ class Operators(unittest.TestCase):
             torch.vmap(inner)(q[None])
         one = q.detach()
         for transform, given in ((inner, one), (torch.func.jacrev(loss), one), (torch.vmap(inner), one[None])):
-            with self.assertRaisesRegex(NotImplementedError, "torch.func.* reverse mode"):
+            # Torch 2.9 refuses it itself, by other words.
+            refusal = (RuntimeError, "autograd.Function") if IS_OLD else (NotImplementedError, "torch.func.* reverse mode")
+            with self.assertRaisesRegex(*refusal):
                 torch.compile(transform, backend="aot_eager")(given)
         with self.assertRaisesRegex(NotImplementedError, "is_grads_batched .* torch.autograd.grad once for each"):
             torch.autograd.grad(loss(q), q, torch.ones(3), is_grads_batched=True)
@@ -296,6 +299,7 @@ class Operators(unittest.TestCase):
         with torch.autocast("cpu", torch.bfloat16):
             self.assertEqual(call(q, k.bfloat16(), v).dtype, torch.bfloat16)
 
+    @unittest.skipIf(IS_OLD, "torch 2.9 asks a driver for it")
     def test_tensors_of_a_gpu_have_results_there(self) -> None:
         for name in ("attention", "attention_backward"):
             self.assertTrue(torch._C._dispatch_has_kernel_for_dispatch_key(f"cadre::{name}", "CUDA"))
