@@ -83,16 +83,27 @@ class FirstUpdates(RealProcesses):
 
 
 class Recomputes(RealProcesses):
-    def test_a_recompute_of_megatrons_sends_nothing_and_changes_no_bit(self) -> None:
-        def run(script: Path, *options: str) -> tuple[list[str], int]:
-            out = self.complete(manifest(*options, "--steps=2", f"--tokens={TOKENS}", script=script))
-            servers = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
-            return losses(out), sum(it["bytes_pulled"] for it in servers)
+    def losses_and_bytes(self, script: Path, *options: str) -> tuple[list[str], int]:
+        """Of a job's steps, and what its servers have pulled."""
+        out = self.complete(manifest(*options, "--steps=2", f"--tokens={TOKENS}", script=script))
+        servers = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
+        pulled = sum(it["bytes_pulled"] for it in servers)
+        self.assertGreater(pulled, 0)
+        return losses(out), pulled
 
-        calm = run(EXAMPLES / "pytorch_megatron.py")
-        self.assertGreater(calm[1], 0)
+    def test_a_recompute_of_megatrons_sends_nothing_and_changes_no_bit(self) -> None:
+        calm = self.losses_and_bytes(EXAMPLES / "pytorch_megatron.py")
         for kind in ("full", "uniform", "selective"):
-            self.assertEqual(run(HERE / "megatron_rank.py", kind), calm, kind)
+            self.assertEqual(self.losses_and_bytes(HERE / "megatron_rank.py", kind), calm, kind)
+
+    def test_a_recompute_of_torchtitans_sends_nothing_and_changes_no_bit(self) -> None:
+        for plain, others in (
+            ("plain", ("full", "selective", "together+full")),
+            ("compiled", ("selective+compiled", "budget+compiled", "together+full+compiled")),
+        ):
+            calm = self.losses_and_bytes(HERE / "torchtitan_rank.py", plain)
+            for it in others:
+                self.assertEqual(self.losses_and_bytes(HERE / "torchtitan_rank.py", it), calm, it)
 
 
 SMALL = ("--steps=1", f"--tokens={TOKENS}", "--whole")

@@ -14,7 +14,10 @@ from unittest import mock
 import cadre
 import torch
 import torch.distributed as dist
+from cadre import _attention
 from test_pool import EXAMPLES, RealProcesses, by_document, losses, manifest, number
+from test_transformers import by_number
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -33,6 +36,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer.enums import AttnMaskType
     from pytorch_books import packed
     from pytorch_hybrid import documents
+    from torchtitan_rank import prepare
 
 TOKENS = 256
 
@@ -242,6 +246,57 @@ class Frameworks(RealProcesses):
                 stack.enter_context(mock.patch.object(it.attention.inner_attention, "forward", plain))
             batches = [next(packed(rank, TOKENS)) for rank in range(2)]
             self.check("pytorch_torchtitan.py", models, pytorch_torchtitan.loss_of, batches)
+
+    def titan(self, what: str = "plain") -> torch.nn.Module:
+        config = pytorch_torchtitan.configuration("cadre.torchtitan.attention")
+        cadre.torchtitan.shape(config)
+        return prepare(pytorch_torchtitan.llama(config), what)
+
+    def test_layers_of_torchtitan_have_their_numbers_in_tensors(self) -> None:
+        def numbers(model: torch.nn.Module) -> list[torch.Tensor | None]:
+            return [it.layer for it in model.modules() if isinstance(it, cadre.torchtitan.Attention)]
+
+        config = pytorch_torchtitan.configuration("cadre.torchtitan.attention")
+        # Layers may share their configuration.
+        config.layers[1] = config.layers[0]
+        model = pytorch_torchtitan.llama(config)
+        self.assertEqual(numbers(model), [None, None])
+        shape = cadre.torchtitan.shape(model)
+        self.assertEqual([int(it) for it in numbers(prepare(model, "full"))], [0, 1])
+        self.assertEqual(cadre.torchtitan.shape(config), shape)
+        with torch.device("meta"):
+            found = numbers(config.build())
+        self.assertEqual([(int(it), it.device.type, it.dim()) for it in found], [(0, "cpu", 0), (1, "cpu", 0)])
+
+    @torch._dynamo.config.patch()
+    @torch._functorch.config.patch()
+    def test_blocks_of_torchtitan_are_computed_again_and_compiled_without_a_job(self) -> None:
+        self.addCleanup(torch._C._dynamo.eval_frame._set_lru_cache, True)
+        batch = next(packed(0, TOKENS))
+
+        def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+            torch._dynamo.reset()
+            counters.clear()
+            pytorch_torchtitan.loss_of(model, batch).backward()
+            return [it.grad for it in model.parameters()]
+
+        for plain, others in (("plain", ("full", "selective", "together+full")), ("compiled", ("full+compiled",))):
+            expected = gradients(self.titan(plain))
+            for it in others:
+                with mock.patch.object(_attention, "_forward", wraps=_attention._forward) as calls:
+                    found = gradients(self.titan(it))
+                # Each of the two layers is called again.
+                self.assertEqual(calls.call_count, 4, it)
+                for one, other in zip(found, expected, strict=True):
+                    self.assertTrue(torch.equal(one, other), it)
+        self.assertEqual(counters["stats"]["unique_graphs"], 1)
+        # What a tensor is there for.
+        model = self.titan()
+        for at, it in enumerate(model.layers.values()):
+            it.attention.inner_attention.layer = at
+        with mock.patch.object(cadre.torchtitan, "attend", by_number):
+            gradients(prepare(model, "compiled"))
+        self.assertEqual(counters["stats"]["unique_graphs"], 2)
 
 
 if __name__ == "__main__":
