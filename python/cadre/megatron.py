@@ -87,8 +87,8 @@ def check(config: TransformerConfig) -> None:
         # Rows of a document on as many ranks as its length asks for.
         ("hybrid_context_parallel", False),
         ("dynamic_context_parallel", False),
-        # A `BasePackingScheduler` of versions after 0.16: it draws and packs the documents of an update within the
-        # training step, too late to announce them. `cadre.batches` announces what a loader has packed.
+        # A `BasePackingScheduler`, which no release up to 0.19.2 has: it draws and packs the documents of an update
+        # within the training step, too late to announce them. `cadre.batches` announces what a loader has packed.
         ("sequence_packing_scheduler", None),
     ):
         if (value := getattr(config, name, usual)) != usual:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.tensor import DTensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 out, script = Path(sys.argv[1]), Path(sys.argv[2])
@@ -29,7 +30,9 @@ def told(loss: torch.Tensor, *arguments: Any, **more: Any) -> None:
 def save(optimizer: torch.optim.Optimizer, *_: Any) -> None:
     file = out / f"update-{os.environ['RANK']}.pt"
     if not file.exists():
-        gradients = [it.grad.clone() for group in optimizer.param_groups for it in group["params"]]
+        all_of_them = [it.grad for group in optimizer.param_groups for it in group["params"]]
+        # Of FSDP2 a rank holds a part.
+        gradients = [it.full_tensor() if isinstance(it, DTensor) else it.clone() for it in all_of_them]
         torch.save((sum(losses), gradients), file)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import test_pool
 import torch
 from pytorch_books import packed
+from pytorch_hybrid import documents, hybrid
 from pytorch_models import MODELS
 from test_pool import EXAMPLES, HERE, RealProcesses, losses, manifest
 
@@ -42,7 +43,7 @@ class FirstUpdates(RealProcesses):
     def alike(self, found: Update, expected: Update) -> None:
         self.assertLess(abs(found[0] - expected[0]) / expected[0], 1e-6)
         for at, (one, other) in enumerate(zip(found[1], expected[1], strict=True)):
-            self.assertLess((one - other).abs().max() / other.abs().max(), 1e-5, f"parameter {at}")
+            self.assertLess(far(one, other), 1e-5, f"parameter {at}")
 
     def check_model(self, name: str, *options: str) -> None:
         model = MODELS[name]("eager")
@@ -70,6 +71,33 @@ class FirstUpdates(RealProcesses):
     def test_a_gpt_oss_with_sinks(self) -> None:
         self.check_model("gpt-oss")
 
+    def test_a_hybrid_whose_decays_are_as_far_from_f64_as_transformers_own(self) -> None:
+        batches = [next(documents(rank, TOKENS)) for rank in range(2)]
+        names = [name for name, _ in hybrid("sdpa").named_parameters()]
+
+        def update(model: torch.nn.Module) -> tuple[list[float], list[torch.Tensor]]:
+            losses = [model(**it).loss for it in batches]
+            (sum(losses) / 2).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            return [it.item() for it in losses], [it.grad for it in model.parameters()]
+
+        def parts(gradients: list[torch.Tensor]) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+            """Those of decays, and all others."""
+            named = list(zip(names, gradients, strict=True))
+            are = [[it for name, it in named if name.endswith(DECAYS) == decays] for decays in (True, False)]
+            return are[0], are[1]
+
+        (losses, own), (_, exact) = update(hybrid("sdpa")), update(hybrid("sdpa").double())
+        (decays, others), (decays_in_f64, _) = parts(own), parts(exact)
+        # Of each of the six linear layers.
+        self.assertEqual(len(decays), 18)
+        most = 2 * max(map(far, decays, decays_in_f64))
+        jobs = self.found("pytorch_hybrid.py", "--steps=1", f"--tokens={TOKENS}")
+        for loss, (found, gradients) in zip(losses, jobs, strict=True):
+            of_decays, of_others = parts(gradients)
+            self.alike((found, of_others), (loss, others))
+            self.assertLess(max(map(far, of_decays, decays_in_f64)), most)
+
     def check_script(self, script: str, *options: str) -> None:
         options = (*options, "--longest=200", f"--out={self.folder}")
         for found, expected in zip(self.found(script, *options), self.without_cadre(script, *options), strict=True):
@@ -83,19 +111,37 @@ class FirstUpdates(RealProcesses):
 
 
 class Recomputes(RealProcesses):
+    def losses_and_bytes(self, script: Path, *options: str) -> tuple[list[str], int]:
+        """Of a job's steps, and what its servers have pulled."""
+        out = self.complete(manifest(*options, "--steps=2", f"--tokens={TOKENS}", script=script))
+        servers = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
+        pulled = sum(it["bytes_pulled"] for it in servers)
+        self.assertGreater(pulled, 0)
+        return losses(out), pulled
+
     def test_a_recompute_of_megatrons_sends_nothing_and_changes_no_bit(self) -> None:
-        def run(script: Path, *options: str) -> tuple[list[str], int]:
-            out = self.complete(manifest(*options, "--steps=2", f"--tokens={TOKENS}", script=script))
-            servers = [json.loads(it) for it in (out / "servers.jsonl").read_text().splitlines()]
-            return losses(out), sum(it["bytes_pulled"] for it in servers)
-
-        calm = run(EXAMPLES / "pytorch_megatron.py")
-        self.assertGreater(calm[1], 0)
+        calm = self.losses_and_bytes(EXAMPLES / "pytorch_megatron.py")
         for kind in ("full", "uniform", "selective"):
-            self.assertEqual(run(HERE / "megatron_rank.py", kind), calm, kind)
+            self.assertEqual(self.losses_and_bytes(HERE / "megatron_rank.py", kind), calm, kind)
+
+    def test_a_recompute_of_torchtitans_sends_nothing_and_changes_no_bit(self) -> None:
+        for plain, others in (
+            ("plain", ("full", "selective", "together+full")),
+            ("compiled", ("selective+compiled", "budget+compiled", "together+full+compiled")),
+        ):
+            calm = self.losses_and_bytes(HERE / "torchtitan_rank.py", plain)
+            for it in others:
+                self.assertEqual(self.losses_and_bytes(HERE / "torchtitan_rank.py", it), calm, it)
 
 
+# What makes the decays of linear layers. In f32 their gradients are far off, whoever computes attention.
+DECAYS = ("A_log", "dt_bias", "in_proj_a.weight")
 SMALL = ("--steps=1", f"--tokens={TOKENS}", "--whole")
+
+
+def far(one: torch.Tensor, other: torch.Tensor) -> float:
+    """How far they are from each other, of the largest."""
+    return float((one - other).abs().max() / other.abs().max())
 
 
 def loss_of(model: Any, batch: dict[str, torch.Tensor]) -> torch.Tensor:

@@ -3,7 +3,6 @@
 In: the folder of the programs as CADRE_PROGRAMS. Their trainers ask for a GPU, so the scripts have loops of their own.
 """
 
-import contextlib
 import json
 import sys
 import unittest
@@ -14,7 +13,10 @@ from unittest import mock
 import cadre
 import torch
 import torch.distributed as dist
-from test_pool import EXAMPLES, RealProcesses, by_document, losses, manifest, number
+from cadre import _attention
+from test_pool import EXAMPLES, HERE, RealProcesses, by_document, losses, manifest, number
+from test_transformers import by_number
+from torch._dynamo.utils import counters
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Shard, distribute_tensor
 
@@ -33,6 +35,7 @@ with warnings.catch_warnings():
     from megatron.core.transformer.enums import AttnMaskType
     from pytorch_books import packed
     from pytorch_hybrid import documents
+    from torchtitan_rank import prepare
 
 TOKENS = 256
 
@@ -60,29 +63,29 @@ class Mixer(torch.nn.Module):
 
 
 class Frameworks(RealProcesses):
-    def check(self, script: str, models: list[Any], loss_of: Any, batches: list[Any]) -> None:
-        """Gradients of the two models are the same, and the first loss of the job's two ranks is that of the second
-        one, whatever server dies."""
-        first = [sum(loss_of(it, batch) for batch in batches) / len(batches) for it in models]
-        for it in first:
-            it.backward()
-        for found, expected in zip(*(it.parameters() for it in models), strict=True):
-            self.assertLess((found.grad - expected.grad).abs().max() / expected.grad.abs().max(), 1e-5)
-        text = manifest("--steps=2", f"--tokens={TOKENS}", script=EXAMPLES / script)
-        found = losses(self.complete(text, "--fault", "kill-server:0@1:bwd"))
+    def check(self, script: str, model: Any, loss_of: Any, batches: list[Any]) -> None:
+        """The first loss and gradients of the job's two ranks are those of the model, whatever server dies."""
+        first = sum(loss_of(model, batch) for batch in batches) / len(batches)
+        first.backward()
+        options = (str(self.folder), str(EXAMPLES / script), "--steps=2", f"--tokens={TOKENS}")
+        text = manifest(*options, script=HERE / "first_update.py")
+        found = losses(self.complete(text, "--fault", "kill-server:0@0:bwd"))
         self.assertEqual(len(found), 2)
-        self.assertLess(abs(number(found[0]) - first[1].item()) / first[1].item(), 1e-6)
+        self.assertLess(abs(number(found[0]) - first.item()) / first.item(), 1e-6)
+        for rank in range(2):
+            _, gradients = torch.load(self.folder / f"update-{rank}.pt")
+            for (name, it), one in zip(model.named_parameters(), gradients, strict=True):
+                self.assertLess((one - it.grad).abs().max() / it.grad.abs().max(), 1e-5, f"rank {rank}: {name}")
 
     def test_a_gpt_of_megatron_learns_the_same(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
         self.addCleanup(dist.destroy_process_group)
         parallel_state.initialize_model_parallel()
         self.addCleanup(parallel_state.destroy_model_parallel)
-        layers = (pytorch_megatron.layer(it) for it in (None, PlainMegatron))
-        models = [pytorch_megatron.gpt(it, TOKENS) for it in layers]
+        model = pytorch_megatron.gpt(pytorch_megatron.layer(PlainMegatron), TOKENS)
         loaders = [documents(rank, TOKENS) for rank in range(2)]
         batches = [next(it) for it in loaders for _ in range(pytorch_megatron.ACCUMULATE)]
-        self.check("pytorch_megatron.py", models, pytorch_megatron.loss_of, batches)
+        self.check("pytorch_megatron.py", model, pytorch_megatron.loss_of, batches)
 
     def test_layers_of_a_hybrid_of_megatron_are_those_that_have_attention(self) -> None:
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
@@ -229,19 +232,65 @@ class Frameworks(RealProcesses):
             cadre.flash_attn_varlen_func(q, q, q, ends, ends, 4, 4, causal=True)
 
     def test_a_llama_of_torchtitan_learns_the_same(self) -> None:
-        models = [
-            pytorch_torchtitan.llama(pytorch_torchtitan.configuration(*it))
-            for it in (["cadre.torchtitan.attention"], [])
-        ]
-        with contextlib.ExitStack() as stack:
-            for it in models[1].layers.values():
+        def plain(q, k, v, *, attention_masks, **_):
+            return by_document(q[0], k[0], v[0], attention_masks.cu_seq_q)[None]
 
-                def plain(q, k, v, *, attention_masks, **_):
-                    return by_document(q[0], k[0], v[0], attention_masks.cu_seq_q)[None]
+        model = pytorch_torchtitan.llama(pytorch_torchtitan.configuration())
+        for it in model.layers.values():
+            it.attention.inner_attention.forward = plain
+        batches = [next(packed(rank, TOKENS)) for rank in range(2)]
+        self.check("pytorch_torchtitan.py", model, pytorch_torchtitan.loss_of, batches)
 
-                stack.enter_context(mock.patch.object(it.attention.inner_attention, "forward", plain))
-            batches = [next(packed(rank, TOKENS)) for rank in range(2)]
-            self.check("pytorch_torchtitan.py", models, pytorch_torchtitan.loss_of, batches)
+    def titan(self, what: str = "plain") -> torch.nn.Module:
+        config = pytorch_torchtitan.configuration("cadre.torchtitan.attention")
+        cadre.torchtitan.shape(config)
+        return prepare(pytorch_torchtitan.llama(config), what)
+
+    def test_layers_of_torchtitan_have_their_numbers_in_tensors(self) -> None:
+        def numbers(model: torch.nn.Module) -> list[torch.Tensor | None]:
+            return [it.layer for it in model.modules() if isinstance(it, cadre.torchtitan.Attention)]
+
+        config = pytorch_torchtitan.configuration("cadre.torchtitan.attention")
+        # Layers may share their configuration.
+        config.layers[1] = config.layers[0]
+        model = pytorch_torchtitan.llama(config)
+        self.assertEqual(numbers(model), [None, None])
+        shape = cadre.torchtitan.shape(model)
+        self.assertEqual([int(it) for it in numbers(prepare(model, "full"))], [0, 1])
+        self.assertEqual(cadre.torchtitan.shape(config), shape)
+        with torch.device("meta"):
+            found = numbers(config.build())
+        self.assertEqual([(int(it), it.device.type, it.dim()) for it in found], [(0, "cpu", 0), (1, "cpu", 0)])
+
+    @torch._dynamo.config.patch()
+    @torch._functorch.config.patch()
+    def test_blocks_of_torchtitan_are_computed_again_and_compiled_without_a_job(self) -> None:
+        self.addCleanup(torch._C._dynamo.eval_frame._set_lru_cache, True)
+        batch = next(packed(0, TOKENS))
+
+        def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+            torch._dynamo.reset()
+            counters.clear()
+            pytorch_torchtitan.loss_of(model, batch).backward()
+            return [it.grad for it in model.parameters()]
+
+        for plain, others in (("plain", ("full", "selective", "together+full")), ("compiled", ("full+compiled",))):
+            expected = gradients(self.titan(plain))
+            for it in others:
+                with mock.patch.object(_attention, "_forward", wraps=_attention._forward) as calls:
+                    found = gradients(self.titan(it))
+                # Each of the two layers is called again.
+                self.assertEqual(calls.call_count, 4, it)
+                for one, other in zip(found, expected, strict=True):
+                    self.assertTrue(torch.equal(one, other), it)
+        self.assertEqual(counters["stats"]["unique_graphs"], 1)
+        # What a tensor is there for.
+        model = self.titan()
+        for at, it in enumerate(model.layers.values()):
+            it.attention.inner_attention.layer = at
+        with mock.patch.object(cadre.torchtitan, "attend", by_number):
+            gradients(prepare(model, "compiled"))
+        self.assertEqual(counters["stats"]["unique_graphs"], 2)
 
 
 if __name__ == "__main__":

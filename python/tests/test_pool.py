@@ -308,20 +308,8 @@ class Transformers(RealProcesses):
         self.assertEqual(losses(self.complete(text, "--fault", "kill-server:0@1:bwd")), calm)
         batches, models = [next(documents(it, TOKENS)) for it in range(2)], [hybrid(it) for it in ("cadre", "sdpa")]
         self.assertEqual(cadre.Shape.of(models[0]).kinds, ("causal", "causal"))
-        first = [sum(it(**batch).loss for batch in batches) / 2 for it in models]
-        self.assertLess(abs(first[1].item() - number(calm[0])) / number(calm[0]), 1e-6)
-        for it in first:
-            it.backward()
-        # Gradients of the decays of linear layers are far off in f32, whoever computes attention.
-        exact = hybrid("sdpa").double()
-        (sum(exact(**batch).loss for batch in batches) / 2).backward()
-        off: list[list[float]] = [[], []]
-        for (name, of), *both in zip(exact.named_parameters(), *(it.parameters() for it in models), strict=True):
-            for far, it in zip(off, both, strict=True):
-                far.append(float((it.grad - of.grad).abs().max() / of.grad.abs().max()))
-            if "linear_attn" not in name:
-                self.assertLess(off[0][-1], 1e-5, name)
-        self.assertLess(max(off[0]), 2 * max(off[1]))
+        first = sum(models[1](**batch).loss for batch in batches) / 2
+        self.assertLess(abs(first.item() - number(calm[0])) / number(calm[0]), 1e-6)
 
     def test_gradients_are_those_of_transformers_own_attention(self) -> None:
         batch = next(packed(0, TOKENS))
