@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _documents, _job, _kept, _layout, _local, _native, _place
+from . import _documents, _frozen, _job, _kept, _layout, _local, _native, _place
 from ._documents import LOCAL_TICKET
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
@@ -120,7 +120,7 @@ def _forward_here(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor
     if behind := _place.kernels(q, wire):
         return _place.forward(behind, kind, lengths, q, k, v)
     if q.is_cuda:
-        if _job.watched() is None:
+        if _frozen.watched() is None:
             _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(_forward_here, kind, lengths, q, k, v)
     qkv = (_as(q, wire), _as(k, wire), _as(v, wire))
@@ -332,7 +332,7 @@ def attend(
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`; without `cu_seqlens` the documents are the step's."""
     q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    if (watched := _job.watched()) is not None:
+    if (watched := _frozen.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     if layer is not None and not isinstance(layer, Tensor):
         raise TypeError(f"layer is {layer!r}; give its number in a tensor: torch.tensor({layer!r})")

@@ -11,7 +11,6 @@ forked child is no rank: its calls are refused.
 import atexit
 import contextlib
 import ctypes
-import dataclasses
 import os
 import signal
 import sys
@@ -24,9 +23,9 @@ import torch
 
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._frozen import frozen_of, is_partly_frozen
+from ._frozen import with_frozen
 from ._layout import Layout, Shape, Stretch, is_layout, name_layers, rows_of, stretches_of
-from ._local import local, under_local
+from ._local import under_local
 from ._mistakes import BAD_INPUT, is_mistake
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
@@ -224,7 +223,6 @@ class Job:
 
 
 _JOB: Job | None = None
-_WATCHED: list[bool] | None = None
 # Looked up once: each call of attention asks.
 _IS_CHECKED = "CADRE_CHECK" in os.environ
 
@@ -271,25 +269,6 @@ def before_steps() -> Job | None:
     """The job whose first step has not begun, if a call is to be computed here in spite of it."""
     begun = _JOB is None or _JOB.session is None or _JOB.ended or _JOB.next > 0
     return None if begun or under_local() else _JOB
-
-
-def watched() -> list[bool] | None:
-    """A list to which calls add whether they have a gradient, while `init` looks for frozen layers."""
-    return _WATCHED
-
-
-def with_frozen(model: Any, shape: Shape) -> Shape:
-    """The shape, with the number of first layers that have no backward."""
-    global _WATCHED
-    if not is_partly_frozen(model):
-        return shape
-    _WATCHED = []
-    try:
-        with local():
-            frozen = frozen_of(model, _WATCHED, len(shape.kinds))
-    finally:
-        _WATCHED = None
-    return dataclasses.replace(shape, frozen=frozen)
 
 
 def init(

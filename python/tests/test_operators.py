@@ -9,7 +9,7 @@ from unittest import mock
 import cadre
 import cadre.transformers
 import torch
-from cadre import _job, _layout, _native, _plain
+from cadre import _frozen, _job, _layout, _native, _plain
 from test_transformers import llama
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -297,7 +297,7 @@ class Operators(unittest.TestCase):
             packed = vars(cadre.pack([document], rank=0, ranks=1)).values()
             self.assertEqual(_layout.lengths_of({"cu_seqlens": [0, 3, 8]}), [3, 5])
             _layout.name_layers(model)
-            _job.with_frozen(model, cadre.Shape.of(model))
+            _frozen.with_frozen(model, cadre.Shape.of(model))
             found = (o, lse, ticket, *twice, compiled, *batches, *packed, model.model.layers[1].self_attn.cadre_layer)
             return [it for it in found if isinstance(it, torch.Tensor)]
 
