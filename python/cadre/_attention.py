@@ -13,7 +13,7 @@ import threading
 import torch
 from torch import Tensor
 
-from . import _documents, _frozen, _job, _kept, _layout, _local, _native, _place
+from . import _documents, _frozen, _job, _kept, _layout, _local, _mistakes, _native, _place
 from ._documents import LOCAL_TICKET
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
@@ -198,6 +198,7 @@ def _backward_here(
     return _as(_as(dq, wire), q.dtype), _as(dk, k.dtype), _as(dv, v.dtype)
 
 
+@_mistakes.names_rank
 def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
     o, lse, number, _ = _forward(*arguments)
     return o, lse, torch.tensor(number, device="cpu")
@@ -205,7 +206,7 @@ def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
 
 for _key in ("CPU", "CUDA"):
     _library.impl("attention", _operator, _key)
-    _library.impl("attention_backward", _backward, _key)
+    _library.impl("attention_backward", _mistakes.names_rank(_backward), _key)
 
 
 @torch.library.register_fake("cadre::attention", lib=_library)
@@ -233,6 +234,7 @@ def _gradients(ctx, dout, dlse, _):
 torch.library.register_autograd("cadre::attention", _gradients, setup_context=_setup, lib=_library)
 
 
+@_mistakes.names_rank
 def refuse_second_derivative(*_) -> None:
     raise NotImplementedError(
         "cadre::attention_backward has no gradient: a second derivative of attention is not there; "
@@ -261,6 +263,7 @@ class _Direct(torch.autograd.Function):
         return o, lse
 
     @staticmethod
+    @_mistakes.names_rank
     def backward(ctx, dout, dlse):
         if _is_batched(dout) or _is_batched(dlse):
             raise NotImplementedError(
@@ -350,6 +353,7 @@ def attend(
     return (o.float() * torch.sigmoid(lse - sinks)[..., None]).to(o.dtype), torch.logaddexp(lse, sinks)
 
 
+@_mistakes.names_rank
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from . import _job
 from ._layout import Layout, lengths_of
+from ._mistakes import names_rank
 from ._turns import Turns
 
 Batch = TypeVar("Batch")
@@ -35,6 +36,7 @@ class Batches(Generic[Batch]):
     def __iter__(self) -> "Batches[Batch]":
         return self
 
+    @names_rank
     def __next__(self) -> Batch:
         job = _job.joined("batches")
         if self._left:
@@ -54,10 +56,12 @@ class Batches(Generic[Batch]):
         """Batches of the current update: the number to divide by for a mean over it."""
         return self._count
 
+    @names_rank
     def state_dict(self) -> Any:
         """State of the loader after the batch handed out: a resume repeats the batches that were drawn later."""
         return self._loader_state() if self._state is None else self._state
 
+    @names_rank
     def load_state_dict(self, state: Any) -> None:
         """Resumes after the batch that was handed out when the state was taken. Call it before the first batch."""
         if self._iterator is not None:
@@ -113,6 +117,7 @@ class Batches(Generic[Batch]):
         return f"{type(self._loader).__name__} has no {what}; take torchdata's StatefulDataLoader"
 
 
+@names_rank
 def batches(
     loader: Iterable[Batch],
     layout: Callable[[Batch], Layout] = lengths_of,

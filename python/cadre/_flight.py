@@ -12,7 +12,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from . import _attention, _job, _kept, _layout, _local, _place
+from . import _attention, _job, _kept, _layout, _local, _mistakes, _place
 from ._native import Ticket
 
 
@@ -80,6 +80,7 @@ class _Wait(torch.autograd.Function):
         return None, None, torch.zeros((), device=ctx.device)
 
 
+@_mistakes.names_rank
 def submit(
     q: Tensor,
     k: Tensor,
@@ -136,6 +137,7 @@ def submit(
     return flight
 
 
+@_mistakes.names_rank
 def wait(flight: InFlight) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`, differentiable both."""
     if not isinstance(flight, InFlight):

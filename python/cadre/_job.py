@@ -26,7 +26,7 @@ from ._finite import NotFinite
 from ._frozen import with_frozen
 from ._layout import Layout, Shape, Stretch, is_layout, name_layers, rows_of, stretches_of
 from ._local import under_local
-from ._mistakes import BAD_INPUT, is_mistake
+from ._mistakes import BAD_INPUT, is_mistake, names_rank
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
 from ._turns import Turn, Turns, order_of
@@ -180,7 +180,8 @@ class Job:
     def fail(self, error: BaseException | None) -> None:
         """Leaves the job with the exception that ends this process."""
         own = self.unfinished() or "its process ended; call cadre.finish() at the end"
-        why = f"{type(error).__name__}: {error}" if error else own
+        told = str(error).removeprefix(f"rank {self.rank}: ")
+        why = f"{type(error).__name__}: {told}" if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
         leave = self.close if self.stopped else self.leave
         leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error) and not self.stopped)
@@ -271,6 +272,7 @@ def before_steps() -> Job | None:
     return None if begun or under_local() else _JOB
 
 
+@names_rank
 def init(
     model: Any,
     *,
@@ -337,6 +339,7 @@ def joined(what: str) -> Job:
     return _JOB
 
 
+@names_rank
 def begin_step(
     layouts: Layout | Sequence[Layout],
     next: Layout | Sequence[Layout] | None = None,  # noqa: A002
@@ -353,6 +356,7 @@ def begin_step(
     return joined("begin_step").begin(layouts, next, turns)
 
 
+@names_rank
 def next_micro_batch() -> None:
     """Further calls belong to the step's next micro-batch."""
     if (step := joined("next_micro_batch").running) is None:
@@ -360,6 +364,7 @@ def next_micro_batch() -> None:
     step.advance()
 
 
+@names_rank
 def finish() -> None:
     """Ends the last step and leaves the job. `batches` does it by itself; a job that has steps left fails. While an
     exception is under way, as in `finally`, the job fails with it. A job that was asked to stop is left when the

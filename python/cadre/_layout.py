@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from ._mistakes import names_rank
+
 
 @dataclass(frozen=True)
 class Kind:
@@ -120,6 +122,7 @@ class Shape:
     heads: tuple[tuple[int, int, int], ...] = ()
     """Query heads, KV heads and head dim of each layer, of what is said above."""
 
+    @names_rank
     def __post_init__(self) -> None:
         kinds = [Kind.of(it) if isinstance(it, str) else it for it in self.kinds]
         own = (((it.heads or (self.query_heads, self.kv_heads)), it.head_dim or self.head_dim) for it in kinds)

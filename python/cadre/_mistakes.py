@@ -1,11 +1,17 @@
 """Exceptions of the package that tell of a mistake in the script or its input, which another attempt would repeat.
 
-In: the exception that ends a process. Out: whether it is one. It is if the package itself raised it by a `raise`, or
-its native half refused what it was given; an error of torch inside the package, as when memory is short, is none.
+In: exceptions. Out: whether the one that ends a process is a mistake; the rank, in the words of those that calls of the
+package raise. One is a mistake if the package itself raised it by a `raise`, or its native half refused what it was
+given; an error of torch inside the package, as when memory is short, is none.
 """
 
 import dis
+import functools
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from ._native import RefusedError
 
@@ -15,6 +21,9 @@ BAD_INPUT = 2
 _PACKAGE = Path(__file__).parent
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _KINDS = (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError, ImportError)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def is_mistake(error: BaseException | None) -> bool:
@@ -28,3 +37,29 @@ def is_mistake(error: BaseException | None) -> bool:
         last = last.tb_next
     code = last.tb_frame.f_code
     return Path(code.co_filename).parent == _PACKAGE and code.co_code[last.tb_lasti] == _RAISE
+
+
+def names_rank(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Mistakes that `call` raises in a job begin with the rank, if they do not name it themselves. A call that raises
+    nothing does no more than without."""
+
+    @functools.wraps(call)
+    def named(*arguments: Arguments.args, **more: Arguments.kwargs) -> Result:
+        try:
+            return call(*arguments, **more)
+        except _KINDS as error:
+            rank = _rank()
+            if rank is not None and is_mistake(error) and not re.search(rf"\brank {rank}\b", str(error)):
+                error.args = (f"rank {rank}: {error}",)
+            raise
+
+    return named
+
+
+def _rank() -> str | None:
+    """The rank of this process. Before `init` has joined, that which the job has given it."""
+    from ._job import current
+
+    if (job := current()) is not None:
+        return str(job.rank) if job.session else None
+    return os.environ.get("CADRE_INDEX", os.environ.get("RANK")) if "CADRE_CONTROL" in os.environ else None

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from . import _job
 from ._layout import Stretch, remember_parts
+from ._mistakes import names_rank
 
 IGNORED = -100
 """A label that nothing is asked of, as torch's cross entropy has it."""
@@ -46,6 +47,7 @@ class Packed:
     more: dict[str, Tensor]
     """Further fields of the documents, `[rows, ...]`."""
 
+    @names_rank
     def inputs(self) -> dict[str, Any]:
         """What a causal model of transformers is called with. Its own loss divides by `targets` and weighs all rows
         alike; for other weights take `loss`."""
@@ -54,6 +56,7 @@ class Packed:
         more = {"shift_labels": labels, "num_items_in_batch": self.targets}
         return named | more | {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
 
+    @names_rank
     def loss(self, logits: Tensor) -> Tensor:
         """This rank's part of the loss, from logits of all its rows: cross entropy with weights. The parts of all
         ranks are summed, not averaged: under DDP and FSDP, which average gradients, multiply it by the ranks."""
@@ -65,6 +68,7 @@ class Packed:
         return (each * self.loss_weights.flatten()).sum()
 
 
+@names_rank
 def pack(
     documents: Sequence[Document],
     *,

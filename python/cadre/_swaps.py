@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ._attention import attend, flash_attn_varlen_func
 from ._layout import mask_of, refuse
+from ._mistakes import names_rank
 
 
+@names_rank
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any) -> Any:
     """FlashAttention 2's function for batches, `[batch, rows, heads, dim]`: a row of the batch is a document. Options
     are those of `flash_attn_varlen_func` behind its lengths, in FlashAttention's order; so is what it returns."""
@@ -41,6 +43,7 @@ flash_attn_func.__signature__ = _options.replace(
 )
 
 
+@names_rank
 def varlen_attn(
     query: Tensor,
     key: Tensor,

@@ -18,6 +18,7 @@ from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 
 from ._attention import attend
 from ._layout import Kind, Shape, mask_of, refuse
+from ._mistakes import names_rank
 
 
 class Attention(VarlenAttention):
@@ -32,6 +33,7 @@ class Attention(VarlenAttention):
         # No implementation of FlashAttention is looked for.
         self.window_size = config.window_size
 
+    @names_rank
     def forward(
         self,
         q_BLNH: Tensor,

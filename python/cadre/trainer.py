@@ -19,6 +19,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 # Registers the attention.
 from . import _check, _job, _local, _telling, transformers  # noqa: F401
 from ._layout import lengths_of
+from ._mistakes import names_rank
 
 
 class _Calls(TrainerCallback):
@@ -27,6 +28,7 @@ class _Calls(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
+    @names_rank
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         if any(isinstance(it, EarlyStoppingCallback) for it in self.trainer.callback_handler.callbacks):
             raise NotImplementedError("EarlyStoppingCallback: a job makes all of its steps; leave it out")
@@ -68,6 +70,7 @@ class OnPool:
         self._checked: tuple[_check.Update, Iterator] | None = None
         self.add_callback(_Calls(self))
 
+    @names_rank
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Begins a step with the batches of an update, and announces those of the next one."""
         if check := _job.check():

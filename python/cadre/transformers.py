@@ -22,6 +22,7 @@ from transformers import masking_utils as masks
 
 from ._attention import attend
 from ._layout import mask_of, refuse, refuse_widths
+from ._mistakes import names_rank
 
 # What models hand down to every layer, and core attention does not depend on.
 _HARMLESS = {
@@ -31,6 +32,7 @@ _HARMLESS = {
 }
 
 
+@names_rank
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -99,6 +101,7 @@ def _check_mask(mask: Tensor, several: bool, chunk: int | None) -> None:
         )
 
 
+@names_rank
 def _transformers_mask(
     batch_size: int,
     q_length: int,
