@@ -9,6 +9,7 @@ is not supported is ignored: it is refused by its name.
 """
 
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -389,6 +390,6 @@ def flash_attn_varlen_func(
         _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
     if s_aux is not None or learnable_sink is not None:
         sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
-    how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
-    o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, sinks=sinks, layer=layer)
+    how: dict[str, Any] = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale}
+    o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how, softcap=softcap, sinks=sinks, layer=layer)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

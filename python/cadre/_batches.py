@@ -23,7 +23,9 @@ class Batches(Generic[Batch]):
     def __init__(
         self, loader: Iterable[Batch], layout: Callable[[Batch], Layout], accumulate: int, turns: Turns = None
     ) -> None:
-        self._loader, self._layout, self._accumulate, self._turns = loader, layout, accumulate, turns
+        self._layout, self._accumulate, self._turns = layout, accumulate, turns
+        # It may have a state.
+        self._loader: Any = loader
         self._iterator: Iterator[Batch] | None = None
         self._is_first, self._count = True, 0
         # Batches that are left of the current update, of the next one, and of the one behind it, each with the loader's
@@ -89,8 +91,8 @@ class Batches(Generic[Batch]):
             self._is_first = False
             if job.next + 1 < job.steps:
                 self._draw(self._after)
-        layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (self._held, self._after))
-        if not job.begin(layouts, after or None, self._turns):
+        told: list[list[Any]] = [[list(self._layout(batch)) for batch, _ in it] for it in (self._held, self._after)]
+        if not job.begin(told[0], told[1] or None, self._turns):
             raise StopIteration
         self._left.extend(self._held)
         self._count = len(self._held)

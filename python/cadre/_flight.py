@@ -8,6 +8,7 @@ Where no pool computes, `submit` computes.
 """
 
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -108,7 +109,7 @@ def submit(
         here = cu_seqlens is None and micro_batch is not None and not _local.under_local()
         if here and (step := _job.running()):
             cu_seqlens = torch.tensor(list(accumulate(step.lengths(micro_batch), initial=0)), device="cpu")
-        how = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+        how: dict[str, Any] = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
         return InFlight(_attention.attend(q, k, v, cu_seqlens, None, **how))
     q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens=cu_seqlens)

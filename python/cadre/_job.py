@@ -66,9 +66,9 @@ class Job:
 
     def stretches(self, layouts: Layout | Sequence[Layout]) -> list[list[Stretch]]:
         """Stretches by micro-batch. Documents that are whole on a rank get numbers that no other rank uses."""
-        layouts = list(layouts)
-        several = layouts and all(is_layout(it) for it in layouts)
-        return [stretches_of(it, self.rank, self.ranks) for it in (layouts if several else [layouts])]
+        told: list[Any] = list(layouts)
+        several = told and all(is_layout(it) for it in told)
+        return [stretches_of(it, self.rank, self.ranks) for it in (told if several else [told])]
 
     def announce(self, step: int, layouts: list[list[Stretch]], order: list[Turn]) -> None:
         told = [
@@ -310,9 +310,15 @@ def init(
     shape, session = with_frozen(model, Shape.of(model)), None
     check()
     if "CADRE_CONTROL" in os.environ:
-        threads = threads or torch.get_num_threads()
-        more = {"threads": threads, "on_nonfinite": on_nonfinite, "rows": rows and str(rows).removeprefix("torch.")}
-        session = Session.join(kinds=list(shape.kinds), heads=shape.heads, steps=int(steps), seed=seed, **more)
+        session = Session.join(
+            kinds=list(map(str, shape.kinds)),
+            heads=shape.heads,
+            steps=int(steps),
+            seed=seed,
+            threads=threads or torch.get_num_threads(),
+            on_nonfinite=on_nonfinite,
+            rows=rows and str(rows).removeprefix("torch."),
+        )
         name_layers(model)
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)

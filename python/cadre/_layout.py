@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
@@ -304,7 +304,7 @@ def are_parts(lengths: Sequence[int]) -> bool:
     return bool(_PARTS) and tuple(lengths) in _PARTS
 
 
-Layout = Sequence[int] | Sequence[Stretch]
+Layout: TypeAlias = Sequence[int] | Sequence[Stretch]
 """Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
 
 
@@ -315,10 +315,11 @@ def is_layout(it: Any) -> bool:
 
 def stretches_of(layout: Layout, rank: int, ranks: int) -> list[Stretch]:
     """A layout of a rank as stretches. Documents that are whole there get numbers that no other rank uses."""
+    rows: list[Any] = list(layout)
     try:
         whole = [
             it if isinstance(it, Stretch) else Stretch(rank + at * ranks, index(it), 0, index(it))
-            for at, it in enumerate(layout)
+            for at, it in enumerate(rows)
         ]
     except TypeError:
         raise ValueError(f"rank {rank}: layout {layout}; give whole numbers, or stretches") from None

@@ -10,7 +10,7 @@ It draws no data and knows no model.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ IGNORED = -100
 """A label that nothing is asked of, as torch's cross entropy has it."""
 _OURS = ("input_ids", "labels", "loss_weights")
 
-Document = Tensor | Sequence[int] | Mapping[str, Tensor | Sequence[Any]]
+Document: TypeAlias = Tensor | Sequence[int] | Mapping[str, Tensor | Sequence[Any]]
 """Tokens, or fields of which each has a number, or a tensor, a token."""
 
 
@@ -138,7 +138,7 @@ def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
 
 def _fields(at: int, document: Document) -> dict[str, Tensor]:
     """Fields of a document, labels and their weights shifted to the rows that predict them."""
-    given = dict(document) if isinstance(document, Mapping) else {"input_ids": document}
+    given: dict[str, Any] = dict(document) if isinstance(document, Mapping) else {"input_ids": document}
     if "input_ids" not in given:
         raise ValueError(f"pack: document {at} has {sorted(given)} and no input_ids")
     tokens = _tensor(given["input_ids"])

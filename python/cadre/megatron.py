@@ -185,7 +185,7 @@ class CoreAttention(nn.Module):
             ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
         if not packed:
             query, key, value = (it.transpose(0, 1).flatten(0, 1) for it in (query, key, value))
-        how = {"mask": mask_of(causal=mask in _CAUSAL, window_size=(-1, -1)), "scale": self.scale}
-        o, _lse = attend(query, key, value, ends, ends_of_keys, **how, layer=self.layer)
+        mask = mask_of(causal=mask in _CAUSAL, window_size=(-1, -1))
+        o, _lse = attend(query, key, value, ends, ends_of_keys, mask=mask, scale=self.scale, layer=self.layer)
         o = o.flatten(1)
         return o if packed else o.unflatten(0, (batch, rows)).transpose(0, 1).contiguous()

@@ -11,7 +11,7 @@ left, so that a resume from Trainer's own checkpoint is a job of its own.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -46,8 +46,8 @@ class _Calls(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():
-            told = {"gradient_norm": logs.get("grad_norm", 0.0), "learning_rate": logs.get("learning_rate", 0.0)}
-            _telling.report(loss=logs["loss"], **told)
+            norm, rate = logs.get("grad_norm", 0.0), logs.get("learning_rate", 0.0)
+            _telling.report(loss=logs["loss"], gradient_norm=norm, learning_rate=rate)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         if state.is_world_process_zero:
@@ -57,7 +57,13 @@ class _Calls(TrainerCallback):
         _job.finish()
 
 
-class OnPool:
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object
+
+
+class OnPool(Base):
     """See the module. Comes before the base class in the bases of a pooled trainer."""
 
     def __init__(self, *args: Any, **more: Any) -> None:

@@ -11,7 +11,6 @@ An argument that nobody here knows, and a mask that is more than causal, a windo
 name. Chunks are those of a document, which transformers' own masks count from the first row of the batch.
 """
 
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -72,8 +71,9 @@ def attention(
             raise ValueError(f"sliding_window is {sliding_window}; a window has 1 row or more, its own key")
         # A window that looks both ways has `sliding_window` rows on each side.
         window = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
-    how = {"mask": mask_of(causal, window), "chunk": chunk, "scale": scaling, "softcap": softcap, "sinks": s_aux}
-    o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how, layer=getattr(module, "cadre_layer", None))
+    how: dict[str, Any] = {"mask": mask_of(causal, window), "chunk": chunk, "scale": scaling, "softcap": softcap}
+    how |= {"sinks": s_aux, "layer": getattr(module, "cadre_layer", None)}
+    o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how)
     return o.view(batch, rows, heads, dim), None
 
 
@@ -136,7 +136,7 @@ def _transformers_mask(
     return torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu") if packed is None else packed[..., None]
 
 
-def _held(function: types.FunctionType) -> dict[str, Any]:
+def _held(function: Any) -> dict[str, Any]:
     """Variables that a nested function has captured."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: it.cell_contents for name, it in cells}

@@ -1,9 +1,13 @@
 """The operators without a job: computed in this process, by the kernels that servers run."""
 
+import ast
+import inspect
 import sys
 import threading
 import time
 import unittest
+from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import cadre
@@ -54,6 +58,29 @@ def reference(
         o = scores.softmax(-1)[:, :, : q.shape[1]] @ v
         results.append((o.transpose(0, 1), scores.logsumexp(-1)))
     return torch.cat([it[0] for it in results]), torch.cat([it[1] for it in results], 1)
+
+
+class Types(unittest.TestCase):
+    def test_the_native_half_has_the_names_and_arguments_of_its_types(self) -> None:
+        told = ast.parse((Path(cadre.__file__).parent / "_native.pyi").read_text())
+        self.compare(told, _native)
+        self.assertEqual(type(_native.__version__), str)
+
+    def compare(self, told: ast.Module | ast.ClassDef, found: ModuleType | type) -> None:
+        parts = {it.name: it for it in told.body if isinstance(it, (ast.ClassDef, ast.FunctionDef))}
+        values = {it.target.id for it in told.body if isinstance(it, ast.AnnAssign)} - {"__version__"}
+        self.assertEqual(parts.keys() | values, {it for it in vars(found) if not it.startswith("__")})
+        for name, it in parts.items():
+            if isinstance(it, ast.ClassDef):
+                self.compare(it, getattr(found, name))
+                continue
+            is_static = bool(it.decorator_list)
+            it.decorator_list, scope = [], {}
+            exec(f"from __future__ import annotations\n{ast.unparse(it)}", scope)
+            both = [list(inspect.signature(of).parameters.values()) for of in (scope[name], getattr(found, name))]
+            # How a method takes itself is no matter.
+            one, other = (of[isinstance(found, type) and not is_static :] for of in both)
+            self.assertEqual(*([(of.name, of.kind, of.default) for of in of_one] for of_one in (one, other)), name)
 
 
 class Operators(unittest.TestCase):
