@@ -101,7 +101,7 @@ def _forward(
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _forward_here(kind, lengths, *rows))
         check.saw(o)
         return o, lse, number, told
-    lengths, number = _documents.whole(lengths)
+    lengths, number = _documents.whole(lengths, q.shape[0])
     taken = _job.running() if number < LOCAL_TICKET else None
     if check and check.plain:
         if (step := _job.running()) and not _local.under_local():

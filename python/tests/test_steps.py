@@ -47,7 +47,7 @@ class Documents(Alone):
         self.join()
         cadre.begin_step([[3, 5], [ROWS]])
         q, again = rows(), rows()
-        with self.assertRaisesRegex(ValueError, "documents have 8 rows and Q has 7"):
+        with self.assertRaisesRegex(ValueError, "its documents have 8 rows and q 7; give the batch"):
             attend(q[:7])
         # A recompute is of the same forward.
         loss = checkpoint(attend, q, use_reentrant=False).square().sum()
@@ -65,6 +65,22 @@ class Documents(Alone):
             attend(q)
         cadre.begin_step([3, 5])
         attend(q)
+
+    def test_an_evaluation_that_takes_the_documents_of_a_step_is_told_with_the_remedy(self) -> None:
+        self.join()
+        cadre.begin_step([3, 5])
+        # Of other rows at once, of as many by the training's own forward.
+        with torch.no_grad(), self.assertRaisesRegex(ValueError, "documents have 8 rows and q 7; .*under cadre.local"):
+            attend(rows()[:7])
+        with torch.no_grad():
+            attend(rows())
+        with self.assertRaisesRegex(RuntimeError, "all 1 forward calls have taken .* evaluate under cadre.local"):
+            attend(rows())
+        # As it should be.
+        cadre.begin_step([3, 5])
+        with torch.no_grad(), cadre.local():
+            attend(rows()[:7], torch.tensor([0, 7]))
+        attend(rows()).sum().backward()
 
     def test_tensors_are_layouts_and_their_numbers_are_lengths(self) -> None:
         self.join()
