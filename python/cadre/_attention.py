@@ -9,11 +9,12 @@ is not supported is ignored: it is refused by its name.
 """
 
 import threading
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _documents, _here, _job, _kept, _layout, _local, _place
+from . import _documents, _frozen, _here, _job, _kept, _layout, _local, _mistakes, _place
 from ._documents import LOCAL_TICKET
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
@@ -84,7 +85,7 @@ def _forward(
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _here.forward(kind, lengths, *rows))
         check.saw(o)
         return o, lse, number, told
-    lengths, number = _documents.whole(lengths)
+    lengths, number = _documents.whole(lengths, q.shape[0])
     taken = _job.running() if number < LOCAL_TICKET else None
     if check and check.plain:
         if (step := _job.running()) and not _local.under_local():
@@ -140,6 +141,7 @@ def _backward(
     return _here.backward(kind, lengths, *given)
 
 
+@_mistakes.names_rank
 def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
     o, lse, number, _ = _forward(*arguments)
     return o, lse, torch.tensor(number, device="cpu")
@@ -147,7 +149,7 @@ def _operator(*arguments: Tensor | str | None) -> tuple[Tensor, Tensor, Tensor]:
 
 for _key in ("CPU", "CUDA"):
     _library.impl("attention", _operator, _key)
-    _library.impl("attention_backward", _backward, _key)
+    _library.impl("attention_backward", _mistakes.names_rank(_backward), _key)
 
 
 @torch.library.register_fake("cadre::attention", lib=_library)
@@ -175,6 +177,7 @@ def _gradients(ctx, dout, dlse, _):
 torch.library.register_autograd("cadre::attention", _gradients, setup_context=_setup, lib=_library)
 
 
+@_mistakes.names_rank
 def refuse_second_derivative(*_) -> None:
     raise NotImplementedError(
         "cadre::attention_backward has no gradient: a second derivative of attention is not there; "
@@ -205,6 +208,7 @@ class _Direct(torch.autograd.Function):
         return o, lse
 
     @staticmethod
+    @_mistakes.names_rank
     def backward(ctx, dout, dlse=None):
         if _is_batched(dout) or _is_batched(dlse):
             raise NotImplementedError(
@@ -285,7 +289,7 @@ def attend(
     that nobody asks for (`with_lse`) costs autograd time, and may be None."""
     q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens_q=cu_seqlens_q, cu_seqlens_k=cu_seqlens_k)
-    if (watched := _job.watched()) is not None:
+    if (watched := _frozen.watched()) is not None:
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     if layer is not None and not isinstance(layer, Tensor):
         raise TypeError(f"layer is {layer!r}; give its number in a tensor: torch.tensor({layer!r})")
@@ -306,6 +310,7 @@ def attend(
     return (o.float() * torch.sigmoid(lse - sinks)[..., None]).to(o.dtype), torch.logaddexp(lse, sinks)
 
 
+@_mistakes.names_rank
 def flash_attn_varlen_func(
     q: Tensor,
     k: Tensor,
@@ -341,7 +346,7 @@ def flash_attn_varlen_func(
         _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
     if s_aux is not None or learnable_sink is not None:
         sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
-    how = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
-    how |= {"sinks": sinks, "layer": layer, "with_lse": return_attn_probs}
+    how: dict[str, Any] = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale}
+    how |= {"softcap": softcap, "sinks": sinks, "layer": layer, "with_lse": return_attn_probs}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

@@ -11,6 +11,7 @@ from typing import Any, Generic, TypeVar
 
 from . import _job
 from ._layout import Layout, lengths_of
+from ._mistakes import names_rank
 from ._turns import Turns
 
 Batch = TypeVar("Batch")
@@ -22,7 +23,9 @@ class Batches(Generic[Batch]):
     def __init__(
         self, loader: Iterable[Batch], layout: Callable[[Batch], Layout], accumulate: int, turns: Turns = None
     ) -> None:
-        self._loader, self._layout, self._accumulate, self._turns = loader, layout, accumulate, turns
+        self._layout, self._accumulate, self._turns = layout, accumulate, turns
+        # It may have a state.
+        self._loader: Any = loader
         self._iterator: Iterator[Batch] | None = None
         self._is_first, self._count = True, 0
         # Batches that are left of the current update, of the next one, and of the one behind it, each with the loader's
@@ -35,6 +38,7 @@ class Batches(Generic[Batch]):
     def __iter__(self) -> "Batches[Batch]":
         return self
 
+    @names_rank
     def __next__(self) -> Batch:
         job = _job.joined("batches")
         if self._left:
@@ -54,10 +58,12 @@ class Batches(Generic[Batch]):
         """Batches of the current update: the number to divide by for a mean over it."""
         return self._count
 
+    @names_rank
     def state_dict(self) -> Any:
         """State of the loader after the batch handed out: a resume repeats the batches that were drawn later."""
         return self._loader_state() if self._state is None else self._state
 
+    @names_rank
     def load_state_dict(self, state: Any) -> None:
         """Resumes after the batch that was handed out when the state was taken. Call it before the first batch."""
         if self._iterator is not None:
@@ -85,8 +91,8 @@ class Batches(Generic[Batch]):
             self._is_first = False
             if job.next + 1 < job.steps:
                 self._draw(self._after)
-        layouts, after = ([list(self._layout(batch)) for batch, _ in it] for it in (self._held, self._after))
-        if not job.begin(layouts, after or None, self._turns):
+        told: list[list[Any]] = [[list(self._layout(batch)) for batch, _ in it] for it in (self._held, self._after)]
+        if not job.begin(told[0], told[1] or None, self._turns):
             raise StopIteration
         self._left.extend(self._held)
         self._count = len(self._held)
@@ -113,6 +119,7 @@ class Batches(Generic[Batch]):
         return f"{type(self._loader).__name__} has no {what}; take torchdata's StatefulDataLoader"
 
 
+@names_rank
 def batches(
     loader: Iterable[Batch],
     layout: Callable[[Batch], Layout] = lengths_of,

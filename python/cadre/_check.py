@@ -41,7 +41,8 @@ class Update:
     """Batches of an update, their layouts, and the state of random numbers before each."""
 
     batches: list[Any]
-    layouts: list[list[int]] | list[list[Stretch]]
+    layouts: list[list[Any]]
+    """Lengths, or stretches."""
     random: list[Tensor] = field(default_factory=list)
 
 
@@ -219,7 +220,8 @@ class Checked(Batches):
 
     def __init__(self, check: Check, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._check, self._update = check, None
+        self._check = check
+        self._update: Update | None = None
         self._feed = Feed(check, self._layout, self._drawn)
 
     def __next__(self) -> Any:
@@ -238,9 +240,9 @@ class Checked(Batches):
         return [batch for batch, _ in self._draw([])]
 
 
-def told_layout(layout: Layout) -> list[int] | list[Stretch]:
+def told_layout(layout: Layout) -> list[Any]:
     """The layout, as lengths if all documents are whole on this rank; on a single rank they are."""
-    told = list(layout)
+    told: list[Any] = list(layout)
     spans = int(os.environ.get("WORLD_SIZE", "1")) > 1 and any(isinstance(it, Stretch) for it in told)
     return told if spans else [it.rows if isinstance(it, Stretch) else int(it) for it in told]
 

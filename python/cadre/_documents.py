@@ -25,8 +25,8 @@ def lengths_of(cu_seqlens_q: Tensor | None, cu_seqlens_k: Tensor | None) -> list
     return lengths
 
 
-def whole(lengths: list[int] | None) -> tuple[list[int], int]:
-    """Lengths and ticket for a forward that this process computes."""
+def whole(lengths: list[int] | None, rows: int) -> tuple[list[int], int]:
+    """Lengths and ticket for a forward of so many rows that this process computes."""
     step, ticket, beside = _job.running(), LOCAL_TICKET, _local.under_local()
     if lengths is None:
         if beside:
@@ -39,6 +39,11 @@ def whole(lengths: list[int] | None) -> tuple[list[int], int]:
         step.refuse_unknown_recompute()
         step.refuse_further()
         lengths, ticket = step.lengths(), LOCAL_TICKET - 1 - step.key()
+        if sum(lengths) != rows:
+            raise ValueError(
+                f"{step.where()}: its documents have {sum(lengths)} rows and q {rows}; give the batch's rows, or "
+                "evaluate under cadre.local()"
+            )
     if _layout.are_parts(lengths) and not _local.says_whole():
         where = f"step {step.number}: " if step else ""
         raise ValueError(

@@ -8,11 +8,12 @@ Where no pool computes, `submit` computes.
 """
 
 from itertools import accumulate
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _attention, _job, _kept, _layout, _local, _place
+from . import _attention, _job, _kept, _layout, _local, _mistakes, _place
 from ._native import Ticket
 
 
@@ -80,6 +81,7 @@ class _Wait(torch.autograd.Function):
         return None, None, torch.zeros((), device=ctx.device)
 
 
+@_mistakes.names_rank
 def submit(
     q: Tensor,
     k: Tensor,
@@ -107,7 +109,7 @@ def submit(
         here = cu_seqlens is None and micro_batch is not None and not _local.under_local()
         if here and (step := _job.running()):
             cu_seqlens = torch.tensor(list(accumulate(step.lengths(micro_batch), initial=0)), device="cpu")
-        how = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
+        how: dict[str, Any] = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
         return InFlight(_attention.attend(q, k, v, cu_seqlens, None, **how))
     q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens=cu_seqlens)
@@ -136,6 +138,7 @@ def submit(
     return flight
 
 
+@_mistakes.names_rank
 def wait(flight: InFlight) -> tuple[Tensor, Tensor]:
     """O and LSE, `[rows, heads, dim]` and `[rows, heads]`, differentiable both."""
     if not isinstance(flight, InFlight):

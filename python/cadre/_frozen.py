@@ -1,13 +1,36 @@
 """First layers of a model that have no backward, since nothing before their attention is trained.
 
-In: a model of transformers. Out: how many they are, as a forward of two tokens shows.
+In: a model of transformers and its shape. Out: the shape with how many they are, as a forward of two tokens shows.
 """
 
+import dataclasses
 from typing import Any
 
 import torch
 
-from ._layout import inside
+from ._layout import Shape, inside
+from ._local import local
+
+_WATCHED: list[bool] | None = None
+
+
+def watched() -> list[bool] | None:
+    """A list to which calls add whether they have a gradient, while `init` looks for frozen layers."""
+    return _WATCHED
+
+
+def with_frozen(model: Any, shape: Shape) -> Shape:
+    """The shape, with the number of first layers that have no backward."""
+    global _WATCHED
+    if not is_partly_frozen(model):
+        return shape
+    _WATCHED = []
+    try:
+        with local():
+            frozen = frozen_of(model, _WATCHED, len(shape.kinds))
+    finally:
+        _WATCHED = None
+    return dataclasses.replace(shape, frozen=frozen)
 
 
 def is_partly_frozen(model: Any) -> bool:

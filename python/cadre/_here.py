@@ -7,7 +7,7 @@ types of the inputs, with the bits of servers that compute on such a processor (
 import torch
 from torch import Tensor
 
-from . import _job, _native, _place
+from . import _frozen, _job, _native, _place
 
 
 def _as(tensor: Tensor, dtype: torch.dtype) -> Tensor:
@@ -26,7 +26,7 @@ def forward(kind: str, lengths: list[int], q: Tensor, k: Tensor, v: Tensor) -> t
     if behind := _place.kernels(q, wire):
         return _place.forward(behind, kind, lengths, q, k, v)
     if q.is_cuda:
-        if _job.watched() is None:
+        if _frozen.watched() is None:
             _place.say_on_host(q, wire, of_job=_job.is_joined())
         return _place.on_host(forward, kind, lengths, q, k, v)
     batch, dtype, (rows, heads, _) = (kind, torch.get_num_threads(), lengths), q.dtype, q.shape

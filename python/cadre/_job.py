@@ -11,7 +11,6 @@ forked child is no rank: its calls are refused.
 import atexit
 import contextlib
 import ctypes
-import dataclasses
 import os
 import signal
 import sys
@@ -25,10 +24,10 @@ import torch
 from . import _place
 from ._epochs import Epochs
 from ._finite import NotFinite
-from ._frozen import frozen_of, is_partly_frozen
+from ._frozen import with_frozen
 from ._layout import Layout, Shape, Stretch, is_layout, name_layers, rows_of, stretches_of
-from ._local import local, under_local
-from ._mistakes import BAD_INPUT, check_numbers, is_mistake
+from ._local import under_local
+from ._mistakes import BAD_INPUT, check_numbers, is_mistake, names_rank
 from ._native import Session, close_sockets, exit_with, give_sigterm_back, leave_code_in
 from ._step import Step
 from ._turns import Turn, Turns, order_of
@@ -68,9 +67,9 @@ class Job:
 
     def stretches(self, layouts: Layout | Sequence[Layout]) -> list[list[Stretch]]:
         """Stretches by micro-batch. Documents that are whole on a rank get numbers that no other rank uses."""
-        layouts = list(layouts)
-        several = layouts and all(is_layout(it) for it in layouts)
-        return [stretches_of(it, self.rank, self.ranks) for it in (layouts if several else [layouts])]
+        told: list[Any] = list(layouts)
+        several = told and all(is_layout(it) for it in told)
+        return [stretches_of(it, self.rank, self.ranks) for it in (told if several else [told])]
 
     def announce(self, step: int, layouts: list[list[Stretch]], order: list[Turn]) -> None:
         told = [
@@ -182,7 +181,8 @@ class Job:
     def fail(self, error: BaseException | None) -> None:
         """Leaves the job with the exception that ends this process."""
         own = self.unfinished() or "its process ended; call cadre.finish() at the end"
-        why = f"{type(error).__name__}: {error}" if error else own
+        told = str(error).removeprefix(f"rank {self.rank}: ")
+        why = f"{type(error).__name__}: {told}" if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
         leave = self.close if self.stopped else self.leave
         leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error) and not self.stopped)
@@ -225,7 +225,6 @@ class Job:
 
 
 _JOB: Job | None = None
-_WATCHED: list[bool] | None = None
 # Looked up once: each call of attention asks.
 _IS_CHECKED = "CADRE_CHECK" in os.environ
 
@@ -274,25 +273,7 @@ def before_steps() -> Job | None:
     return None if begun or under_local() else _JOB
 
 
-def watched() -> list[bool] | None:
-    """A list to which calls add whether they have a gradient, while `init` looks for frozen layers."""
-    return _WATCHED
-
-
-def with_frozen(model: Any, shape: Shape) -> Shape:
-    """The shape, with the number of first layers that have no backward."""
-    global _WATCHED
-    if not is_partly_frozen(model):
-        return shape
-    _WATCHED = []
-    try:
-        with local():
-            frozen = frozen_of(model, _WATCHED, len(shape.kinds))
-    finally:
-        _WATCHED = None
-    return dataclasses.replace(shape, frozen=frozen)
-
-
+@names_rank
 def init(
     model: Any,
     *,
@@ -327,10 +308,16 @@ def init(
     shape, session = with_frozen(model, Shape.of(model)), None
     check()
     if "CADRE_CONTROL" in os.environ:
-        threads, kinds = threads or torch.get_num_threads(), list(shape.kinds)
-        gpu = _place.computes_on(device, model, rows, [dim for *_, dim in shape.heads])
-        more = {"on_nonfinite": on_nonfinite, "rows": rows and str(rows).removeprefix("torch."), "gpu": gpu}
-        session = Session.join(kinds=kinds, heads=shape.heads, steps=int(steps), seed=seed, threads=threads, **more)
+        session = Session.join(
+            kinds=list(map(str, shape.kinds)),
+            heads=shape.heads,
+            steps=int(steps),
+            seed=seed,
+            threads=threads or torch.get_num_threads(),
+            on_nonfinite=on_nonfinite,
+            rows=rows and str(rows).removeprefix("torch."),
+            gpu=_place.computes_on(device, model, rows, [dim for *_, dim in shape.heads]),
+        )
         name_layers(model)
     else:
         print("cadre: no job has started this process; core attention is computed here", file=sys.stderr)
@@ -357,6 +344,7 @@ def joined(what: str) -> Job:
     return _JOB
 
 
+@names_rank
 def begin_step(
     layouts: Layout | Sequence[Layout],
     next: Layout | Sequence[Layout] | None = None,  # noqa: A002
@@ -373,6 +361,7 @@ def begin_step(
     return joined("begin_step").begin(layouts, next, turns)
 
 
+@names_rank
 def next_micro_batch() -> None:
     """Further calls belong to the step's next micro-batch."""
     if (step := joined("next_micro_batch").running) is None:
@@ -380,6 +369,7 @@ def next_micro_batch() -> None:
     step.advance()
 
 
+@names_rank
 def finish() -> None:
     """Ends the last step and leaves the job. `batches` does it by itself; a job that has steps left fails. While an
     exception is under way, as in `finally`, the job fails with it. A job that was asked to stop is left when the

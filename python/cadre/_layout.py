@@ -7,9 +7,11 @@ import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from operator import index
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
+
+from ._mistakes import names_rank
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,7 @@ class Shape:
     heads: tuple[tuple[int, int, int], ...] = ()
     """Query heads, KV heads and head dim of each layer, of what is said above."""
 
+    @names_rank
     def __post_init__(self) -> None:
         kinds = [Kind.of(it) if isinstance(it, str) else it for it in self.kinds]
         own = (((it.heads or (self.query_heads, self.kv_heads)), it.head_dim or self.head_dim) for it in kinds)
@@ -301,7 +304,7 @@ def are_parts(lengths: Sequence[int]) -> bool:
     return bool(_PARTS) and tuple(lengths) in _PARTS
 
 
-Layout = Sequence[int] | Sequence[Stretch]
+Layout: TypeAlias = Sequence[int] | Sequence[Stretch]
 """Rows of this rank in order: lengths of documents that lie whole on it, or stretches."""
 
 
@@ -312,10 +315,11 @@ def is_layout(it: Any) -> bool:
 
 def stretches_of(layout: Layout, rank: int, ranks: int) -> list[Stretch]:
     """A layout of a rank as stretches. Documents that are whole there get numbers that no other rank uses."""
+    rows: list[Any] = list(layout)
     try:
         whole = [
             it if isinstance(it, Stretch) else Stretch(rank + at * ranks, index(it), 0, index(it))
-            for at, it in enumerate(layout)
+            for at, it in enumerate(rows)
         ]
     except TypeError:
         raise ValueError(f"rank {rank}: layout {layout}; give whole numbers, or stretches") from None

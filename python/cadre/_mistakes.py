@@ -1,12 +1,17 @@
 """Exceptions of the package that tell of a mistake in the script or its input, which another attempt would repeat.
 
-In: the exception that ends a process, or arguments of `init`. Out: whether it is one, or such an exception. It is if
-the package itself raised it by a `raise`, or its native half refused what it was given; an error of torch inside the
-package, as when memory is short, is none.
+In: exceptions, arguments of `init`. Out: whether the exception that ends a process is a mistake; the rank, in the words
+of those that calls of the package raise. One is a mistake if the package itself raised it by a `raise`, or its native
+half refused what it was given; an error of torch inside the package, as when memory is short, is none.
 """
 
 import dis
+import functools
+import os
+import re
+from collections.abc import Callable
 from pathlib import Path
+from typing import ParamSpec, TypeVar
 
 from ._native import RefusedError
 
@@ -16,6 +21,9 @@ BAD_INPUT = 2
 _PACKAGE = Path(__file__).parent
 _RAISE = dis.opmap["RAISE_VARARGS"]
 _KINDS = (ValueError, TypeError, RuntimeError, NotImplementedError, AttributeError, ImportError)
+
+Arguments = ParamSpec("Arguments")
+Result = TypeVar("Result")
 
 
 def is_mistake(error: BaseException | None) -> bool:
@@ -40,3 +48,29 @@ def check_numbers(steps: int, on_nonfinite: str, **counts: int) -> None:
     for name, it in counts.items():
         if not 0 <= it < 1 << 64:
             raise ValueError(f"init: {name} is {it}; give 0 or more")
+
+
+def names_rank(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
+    """Mistakes that `call` raises in a job begin with the rank, if they do not name it themselves. A call that raises
+    nothing does no more than without."""
+
+    @functools.wraps(call)
+    def named(*arguments: Arguments.args, **more: Arguments.kwargs) -> Result:
+        try:
+            return call(*arguments, **more)
+        except _KINDS as error:
+            rank = _rank()
+            if rank is not None and is_mistake(error) and not re.search(rf"\brank {rank}\b", str(error)):
+                error.args = (f"rank {rank}: {error}",)
+            raise
+
+    return named
+
+
+def _rank() -> str | None:
+    """The rank of this process. Before `init` has joined, that which the job has given it."""
+    from ._job import current
+
+    if (job := current()) is not None:
+        return str(job.rank) if job.session else None
+    return os.environ.get("CADRE_INDEX", os.environ.get("RANK")) if "CADRE_CONTROL" in os.environ else None

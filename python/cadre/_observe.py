@@ -313,9 +313,9 @@ def layers_of(model: nn.Module) -> tuple[list[str], list[int]]:
 def _layers_of_shape(shape: Shape) -> tuple[list[str], list[int]]:
     every = (shape.query_heads, shape.kv_heads, shape.head_dim)
 
-    def told(kind: str, own: tuple[int, int, int]) -> str:
+    def told(kind: object, own: tuple[int, int, int]) -> str:
         query, kv, dim = own
-        return kind if own == every else f"{kind} heads {query}/{kv} dim {dim}"
+        return str(kind) if own == every else f"{kind} heads {query}/{kv} dim {dim}"
 
     return [told(kind, own) for kind, own in zip(shape.kinds, shape.heads, strict=True)], list(every)
 

@@ -10,19 +10,20 @@ It draws no data and knows no model.
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
 
 from . import _job
 from ._layout import Stretch, remember_parts
+from ._mistakes import names_rank
 
 IGNORED = -100
 """A label that nothing is asked of, as torch's cross entropy has it."""
 _OURS = ("input_ids", "labels", "loss_weights")
 
-Document = Tensor | Sequence[int] | Mapping[str, Tensor | Sequence[Any]]
+Document: TypeAlias = Tensor | Sequence[int] | Mapping[str, Tensor | Sequence[Any]]
 """Tokens, or fields of which each has a number, or a tensor, a token."""
 
 
@@ -46,6 +47,7 @@ class Packed:
     more: dict[str, Tensor]
     """Further fields of the documents, `[rows, ...]`."""
 
+    @names_rank
     def inputs(self) -> dict[str, Any]:
         """What a causal model of transformers is called with. Its own loss divides by `targets` and weighs all rows
         alike; for other weights take `loss`."""
@@ -54,6 +56,7 @@ class Packed:
         more = {"shift_labels": labels, "num_items_in_batch": self.targets}
         return named | more | {"cu_seq_lens_q": ends, "cu_seq_lens_k": ends}
 
+    @names_rank
     def loss(self, logits: Tensor) -> Tensor:
         """This rank's part of the loss, from logits of all its rows: cross entropy with weights. The parts of all
         ranks are summed, not averaged: under DDP and FSDP, which average gradients, multiply it by the ranks."""
@@ -65,6 +68,7 @@ class Packed:
         return (each * self.loss_weights.flatten()).sum()
 
 
+@names_rank
 def pack(
     documents: Sequence[Document],
     *,
@@ -134,7 +138,7 @@ def _place(rank: int | None, ranks: int | None) -> tuple[int, int]:
 
 def _fields(at: int, document: Document) -> dict[str, Tensor]:
     """Fields of a document, labels and their weights shifted to the rows that predict them."""
-    given = dict(document) if isinstance(document, Mapping) else {"input_ids": document}
+    given: dict[str, Any] = dict(document) if isinstance(document, Mapping) else {"input_ids": document}
     if "input_ids" not in given:
         raise ValueError(f"pack: document {at} has {sorted(given)} and no input_ids")
     tokens = _tensor(given["input_ids"])

@@ -31,8 +31,9 @@ def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> An
         return change(name, batch)
     if isinstance(batch, Mapping):
         made = {key: _mapped(it, change, str(key)) for key, it in batch.items()}
-        return made if type(batch) is dict else type(batch)(made)
-    if dataclasses.is_dataclass(batch):
+        kind: Any = type(batch)
+        return made if kind is dict else kind(made)
+    if dataclasses.is_dataclass(batch) and not isinstance(batch, type):
         fields = [it.name for it in dataclasses.fields(batch)]
         return dataclasses.replace(batch, **{it: _mapped(getattr(batch, it), change, it) for it in fields})
     if isinstance(batch, tuple) and hasattr(batch, "_fields"):

@@ -73,7 +73,7 @@ class Exchange:
 def lengths_of_whole(layouts: Sequence[list[Stretch]]) -> list[int]:
     """Lengths of the documents that all ranks hold together, in the order of the ranks."""
     lengths: list[int] = []
-    last = None
+    last: Stretch | None = None
     for it in (it for layout in layouts for it in layout):
         expected = last.end if last and last.end < last.rows else 0
         goes_on = last is not None and expected > 0
@@ -109,12 +109,13 @@ def joined(batches: Sequence[Any], layouts: Sequence[list[Stretch]]) -> Any:
         one = its[0]
         if list(its) == list(layouts):
             return [Stretch(at, rows, 0, rows) for at, rows in enumerate(lengths)]
-        if dataclasses.is_dataclass(one):
+        if dataclasses.is_dataclass(one) and not isinstance(one, type):
             names = [it.name for it in dataclasses.fields(one)]
             return dataclasses.replace(one, **{name: join([getattr(it, name) for it in its]) for name in names})
         if isinstance(one, Mapping):
             made = {key: join([it[key] for it in its]) for key in one}
-            return made if type(one) is dict else type(one)(made)
+            kind: Any = type(one)
+            return made if kind is dict else kind(made)
         if isinstance(one, (list, tuple)) and not hasattr(one, "_fields"):
             return type(one)(join(list(it)) for it in zip(*its, strict=True))
         return leaf(its)

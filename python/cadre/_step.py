@@ -196,7 +196,7 @@ class Step:
             raise RuntimeError(
                 f"{where}: forward of layer {layer}, and {self.next_in_words(due)} comes before{self.in_order()}"
             )
-        told = shape.kinds[layer]
+        told = str(shape.kinds[layer])
         if kind != told and not same_on(max(it.rows for it in self.layouts[at]), kind, told):
             raise ValueError(f"{where}: layer {layer} is {told} and the call is {kind}; call layers in order")
         announced = self.lengths(at)

@@ -15,8 +15,10 @@ from torch import Tensor
 
 from ._attention import attend, flash_attn_varlen_func
 from ._layout import mask_of, refuse
+from ._mistakes import names_rank
 
 
+@names_rank
 def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any) -> Any:
     """FlashAttention 2's function for batches, `[batch, rows, heads, dim]`: a row of the batch is a document. Options
     are those of `flash_attn_varlen_func` behind its lengths, in FlashAttention's order; so is what it returns."""
@@ -26,8 +28,8 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any)
     if not batch or not rows:
         raise ValueError(f"q is {tuple(q.shape)}; give a batch of 1 or more, with 1 row or more each")
     ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
-    flat = (it.flatten(0, 1) for it in (q, k, v))
-    packed = flash_attn_varlen_func(*flat, ends, ends, rows, rows, *options, **more)
+    q, k, v = (it.flatten(0, 1) for it in (q, k, v))
+    packed = flash_attn_varlen_func(q, k, v, ends, ends, rows, rows, *options, **more)
     if isinstance(packed, Tensor):
         return packed.unflatten(0, (batch, rows))
     o, lse, _ = packed
@@ -36,11 +38,12 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any)
 
 # Callers that ask which options it takes, as transformers does, see them by name.
 _options = inspect.signature(flash_attn_varlen_func)
-flash_attn_func.__signature__ = _options.replace(
+flash_attn_func.__dict__["__signature__"] = _options.replace(
     parameters=[it for name, it in _options.parameters.items() if not name.startswith(("cu_seqlens", "max_seqlen"))]
 )
 
 
+@names_rank
 def varlen_attn(
     query: Tensor,
     key: Tensor,

@@ -8,8 +8,10 @@ import os
 import torch
 
 from . import _job
+from ._mistakes import names_rank
 
 
+@names_rank
 def report(
     *,
     loss: float | torch.Tensor,
@@ -31,6 +33,7 @@ def report(
     step.validation_loss = None if validation_loss is None else float(validation_loss)
 
 
+@names_rank
 def busy(seconds: float) -> None:
     """Says that this rank is at work elsewhere, for so long at most, as when it saves or evaluates the model, and that
     it does not stand still. Its next call of `cadre` ends that. Ranks that wait for it meanwhile say so, too."""
@@ -41,6 +44,7 @@ def busy(seconds: float) -> None:
         job.session.busy(seconds)
 
 
+@names_rank
 def saved(steps: int, path: str | os.PathLike[str] | None = None) -> None:
     """Says that a checkpoint of the script's own is written which holds `steps` steps, of all attempts together, and
     where: restarts of the job before it no longer count. One rank is enough."""
@@ -51,6 +55,7 @@ def saved(steps: int, path: str | os.PathLike[str] | None = None) -> None:
         job.session.saved(int(steps), None if path is None else os.fspath(path))
 
 
+@names_rank
 def stopped() -> bool:
     """Whether the job was asked to stop before its last step, so that the loop has ended early: time to save. The
     process then exits with the code of a job that was stopped."""

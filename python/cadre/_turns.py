@@ -6,10 +6,11 @@ forward, `("F", (0, 1))` for two that go through each layer together. It knows n
 
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 Turn = tuple[str, tuple[int, ...]]
 """`F` or `B`, and a micro-batch, or several that go through each layer together."""
-Turns = int | str | Callable[[int], str] | None
+Turns: TypeAlias = int | str | Callable[[int], str] | None
 """How many micro-batches may be forward whose backward has not come (by default one); an order, `F0 F1 B0 B1` or
 `F0+1 B1+0`; or a function that makes one, of the number of micro-batches."""
 

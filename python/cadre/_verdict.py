@@ -275,7 +275,7 @@ def leaks(one: list[Tensor], other: list[Tensor], lengths: list[int], document: 
         return f"another token at row {row} changes nothing: attention does not depend on the batch"
     starts = [sum(lengths[:it]) for it in range(len(lengths))]
     rows = [(f"document {it}", starts[it], starts[it] + lengths[it]) for it in range(len(lengths)) if it != document]
-    if not any(it.startswith("full") for it in _job.current().shape.kinds):
+    if not any(str(it).startswith("full") for it in _job.current().shape.kinds):
         rows.append((f"earlier rows of document {document}", starts[document], row))
     for call, (a, b) in enumerate(zip(one, other, strict=True)):
         bound = _SAME[a.dtype] * float(a.abs().max())

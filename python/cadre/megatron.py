@@ -22,10 +22,12 @@ from torch import Tensor, nn
 from . import _job, _local
 from ._attention import attend
 from ._layout import Kind, Shape, mask_of, refuse, refuse_widths
+from ._mistakes import names_rank
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)
 
 
+@names_rank
 def shape(of: TransformerConfig | nn.Module) -> Shape:
     """The argument of `cadre.init` for a configuration of Megatron, or for a model that has Cadre's attention. The
     model's layers with attention are numbered as they come; its other ones have no number."""
@@ -128,6 +130,7 @@ def _check_mask(mask: Tensor, rows: int, *, packed: bool) -> None:
 class CoreAttention(nn.Module):
     """See the module."""
 
+    @names_rank
     def __init__(
         self,
         config: TransformerConfig,
@@ -148,6 +151,7 @@ class CoreAttention(nn.Module):
         # without attention: `shape` of a model numbers them anew.
         self.layer = torch.tensor(layer_number - 1, device="cpu")
 
+    @names_rank
     def forward(
         self,
         query: Tensor,
@@ -181,7 +185,8 @@ class CoreAttention(nn.Module):
             ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
         if not packed:
             query, key, value = (it.transpose(0, 1).flatten(0, 1) for it in (query, key, value))
-        how = {"mask": mask_of(causal=mask in _CAUSAL, window_size=(-1, -1)), "scale": self.scale}
-        o, _lse = attend(query, key, value, ends, ends_of_keys, **how, layer=self.layer, with_lse=False)
+        mask = mask_of(causal=mask in _CAUSAL, window_size=(-1, -1))
+        how: dict[str, Any] = {"mask": mask, "scale": self.scale, "layer": self.layer, "with_lse": False}
+        o, _lse = attend(query, key, value, ends, ends_of_keys, **how)
         o = o.flatten(1)
         return o if packed else o.unflatten(0, (batch, rows)).transpose(0, 1).contiguous()

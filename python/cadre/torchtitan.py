@@ -19,6 +19,7 @@ from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 
 from ._attention import attend
 from ._layout import Kind, Shape, mask_of, refuse
+from ._mistakes import names_rank
 
 
 class Attention(VarlenAttention):
@@ -38,6 +39,7 @@ class Attention(VarlenAttention):
         # Not a buffer: it is no part of a checkpoint, and stays on the CPU. A tensor: blocks have one compilation.
         self.layer = None if config.layer is None else torch.tensor(config.layer, device="cpu")
 
+    @names_rank
     def forward(
         self,
         q_BLNH: Tensor,
@@ -56,9 +58,10 @@ class Attention(VarlenAttention):
         q, k, v = (it.flatten(0, 1) for it in (q_BLNH, k_BLNH, v_BLNH))
         ends = (attention_masks.cu_seq_q, attention_masks.cu_seq_k)
         mask = mask_of(causal=False, window_size=self.window_size)
-        o, lse = attend(q, k, v, *ends, mask=mask, scale=scale, layer=self.layer)
-        o, lse = o.unflatten(0, (batch, rows)), lse.unflatten(0, (batch, rows))
-        return out_transform(o, lse) if out_transform else o
+        with_lse = out_transform is not None
+        o, lse = attend(q, k, v, *ends, mask=mask, scale=scale, layer=self.layer, with_lse=with_lse)
+        o = o.unflatten(0, (batch, rows))
+        return out_transform(o, lse.unflatten(0, (batch, rows))) if out_transform else o
 
 
 @override(target=VarlenAttention.Config, description="core attention on a pool of Cadre's")

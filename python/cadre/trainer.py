@@ -11,7 +11,7 @@ left, so that a resume from Trainer's own checkpoint is a job of its own.
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import EarlyStoppingCallback, TrainerCallback
@@ -19,6 +19,7 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 # Registers the attention.
 from . import _check, _job, _local, _telling, transformers  # noqa: F401
 from ._layout import lengths_of
+from ._mistakes import names_rank
 
 
 class _Calls(TrainerCallback):
@@ -27,6 +28,7 @@ class _Calls(TrainerCallback):
     def __init__(self, trainer: Any) -> None:
         self.trainer = trainer
 
+    @names_rank
     def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         if any(isinstance(it, EarlyStoppingCallback) for it in self.trainer.callback_handler.callbacks):
             raise NotImplementedError("EarlyStoppingCallback: a job makes all of its steps; leave it out")
@@ -44,8 +46,8 @@ class _Calls(TrainerCallback):
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, float], **_: Any) -> None:  # noqa: ARG002
         if "loss" in logs and _job.running():
-            told = {"gradient_norm": logs.get("grad_norm", 0.0), "learning_rate": logs.get("learning_rate", 0.0)}
-            _telling.report(loss=logs["loss"], **told)
+            norm, rate = logs.get("grad_norm", 0.0), logs.get("learning_rate", 0.0)
+            _telling.report(loss=logs["loss"], gradient_norm=norm, learning_rate=rate)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         if state.is_world_process_zero:
@@ -55,7 +57,13 @@ class _Calls(TrainerCallback):
         _job.finish()
 
 
-class OnPool:
+if TYPE_CHECKING:
+    from transformers import Trainer as Base
+else:
+    Base = object
+
+
+class OnPool(Base):
     """See the module. Comes before the base class in the bases of a pooled trainer."""
 
     def __init__(self, *args: Any, **more: Any) -> None:
@@ -68,6 +76,7 @@ class OnPool:
         self._checked: tuple[_check.Update, Iterator] | None = None
         self.add_callback(_Calls(self))
 
+    @names_rank
     def get_batch_samples(self, epoch_iterator: Iterator, num_batches: int, device: torch.device) -> tuple[list, Any]:
         """Begins a step with the batches of an update, and announces those of the next one."""
         if check := _job.check():

@@ -11,7 +11,6 @@ An argument that nobody here knows, and a mask that is more than causal, a windo
 name. Chunks are those of a document, which transformers' own masks count from the first row of the batch.
 """
 
-import types
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +21,7 @@ from transformers import masking_utils as masks
 
 from ._attention import attend
 from ._layout import mask_of, refuse, refuse_widths
+from ._mistakes import names_rank
 
 # What models hand down to every layer, and core attention does not depend on.
 _HARMLESS = {
@@ -31,6 +31,7 @@ _HARMLESS = {
 }
 
 
+@names_rank
 def attention(
     module: nn.Module,
     query: Tensor,
@@ -70,8 +71,8 @@ def attention(
             raise ValueError(f"sliding_window is {sliding_window}; a window has 1 row or more, its own key")
         # A window that looks both ways has `sliding_window` rows on each side.
         window = (sliding_window - 1, 0) if causal else (sliding_window, sliding_window)
-    how = {"mask": mask_of(causal, window), "chunk": chunk, "scale": scaling, "softcap": softcap, "sinks": s_aux}
-    how |= {"layer": getattr(module, "cadre_layer", None), "with_lse": False}
+    how: dict[str, Any] = {"mask": mask_of(causal, window), "chunk": chunk, "scale": scaling, "softcap": softcap}
+    how |= {"sinks": s_aux, "layer": getattr(module, "cadre_layer", None), "with_lse": False}
     o, _lse = attend(q, k, v, cu_seq_lens_q, cu_seq_lens_k, **how)
     return o.view(batch, rows, heads, dim), None
 
@@ -100,6 +101,7 @@ def _check_mask(mask: Tensor, several: bool, chunk: int | None) -> None:
         )
 
 
+@names_rank
 def _transformers_mask(
     batch_size: int,
     q_length: int,
@@ -134,7 +136,7 @@ def _transformers_mask(
     return torch.zeros(1, 1, 1, 1, dtype=torch.int64, device="cpu") if packed is None else packed[..., None]
 
 
-def _held(function: types.FunctionType) -> dict[str, Any]:
+def _held(function: Any) -> dict[str, Any]:
     """Variables that a nested function has captured."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: it.cell_contents for name, it in cells}

@@ -1,7 +1,8 @@
 """A rank of a tiny model that ends in a way of its own: by a mistake, an error, a signal.
 
 In: the environment of a job, `--how` and `--rank`, which one does it in step 1, or when it has left its job. Out:
-`saved-RANK` in the folder of the job, where the loop ended early: the steps that are done, and whether SIGTERM came.
+`losses-RANK` in the folder of the job, those that it has reported, the same on all ranks; `saved-RANK`, where the loop
+ended early: the steps that are done, and whether SIGTERM came.
 """
 
 import argparse
@@ -56,7 +57,8 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    rank, done, heard = int(os.environ["RANK"]), 0, []
+    rank, losses, heard = int(os.environ["RANK"]), [], []
+    out = Path(os.environ["CADRE_OUT"])
     if options.how != "after":
         # The script's own handler.
         signal.signal(signal.SIGTERM, lambda *_: heard.append(rank))
@@ -70,14 +72,15 @@ def main() -> None:
         for _ in range(2):
             o = cadre.flash_attn_varlen_func(o, kv, kv, bounds, bounds, 0, 0, causal=True)
         o.sum().backward()
-        cadre.report(loss=o.detach().mean() + kv.grad.mean())
-        done += 1
+        losses.append((o.detach().mean() + kv.grad.mean()).item())
+        cadre.report(loss=losses[-1])
     cadre.finish()
+    (out / f"losses-{rank}").write_text(json.dumps(losses))
     if options.how == "after" and rank == options.rank:
         os.kill(os.getpid(), signal.SIGTERM)
     if cadre.stopped():
-        cadre.saved(done, "somewhere")
-        (Path(os.environ["CADRE_OUT"]) / f"saved-{rank}").write_text(json.dumps([done, heard]))
+        cadre.saved(len(losses), "somewhere")
+        (out / f"saved-{rank}").write_text(json.dumps([len(losses), heard]))
 
 
 main()

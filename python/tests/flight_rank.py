@@ -12,7 +12,7 @@ import os
 import cadre
 import torch
 from cadre._turns import order_of
-from refusals import refused
+from refusals import mistaken
 from torch.utils.checkpoint import checkpoint
 
 HEADS, KV_HEADS, DIM, LAYERS = 2, 1, 8, 3
@@ -57,13 +57,13 @@ def results(rank: int, turns, *, again: bool) -> list[torch.Tensor]:
                 cadre.next_micro_batch()
             found[at] = forward(leaves[at], again=again)
             if turns is None and at < 3:
-                refused("3 of 3 forward phases and 0 of 3 backward phases were called", cadre.next_micro_batch)
+                mistaken("3 of 3 forward phases and 0 of 3 backward phases were called", cadre.next_micro_batch)
             continue
         if turns == MIXED and at == 2:
             early = (found[1].sum(), leaves[1][2][0])
             words = f"layer 2, and the turn of B2 comes before (the turns of the step are {MIXED})"
-            refused(words, lambda early=early: torch.autograd.grad(*early, retain_graph=True))
-            refused("it is the last micro-batch", cadre.next_micro_batch)
+            mistaken(words, lambda early=early: torch.autograd.grad(*early, retain_graph=True))
+            mistaken("it is the last micro-batch", cadre.next_micro_batch)
         found[at].square().sum().backward()
     return [it.detach() for it in found] + [it.grad for one in leaves for layer in one for it in layer]
 

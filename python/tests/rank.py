@@ -18,11 +18,12 @@ import signal
 import sys
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import cadre
 import torch
-from refusals import refused
+from refusals import mistaken, refused
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
@@ -156,12 +157,12 @@ def micro_batch_of(
     q, k, v = leaves()[0]
     if options.rows:
         wide = [it.detach().float() for it in (q, k, v)]
-        refused("q is torch.float32 and would lose bits as torch.bfloat16", lambda: ours(0, *wide, cu_seqlens))
-    refused("cu_seqlens say [2]", lambda: ours(0, q, k, v, torch.tensor([0, 2])))
-    refused("layer 0 is causal and the call is full", lambda: ours(2, q, k, v, cu_seqlens))
-    refused("layer 2 is called, and it is the turn of layer 0", lambda: ours(2, q, k, v, cu_seqlens, named=True))
-    refused("q is (1, 4, 16), announced was", lambda: ours(0, q[:1], k, v, cu_seqlens))
-    refused(
+        mistaken("q is torch.float32 and would lose bits as torch.bfloat16", lambda: ours(0, *wide, cu_seqlens))
+    mistaken("cu_seqlens say [2]", lambda: ours(0, q, k, v, torch.tensor([0, 2])))
+    mistaken("layer 0 is causal and the call is full", lambda: ours(2, q, k, v, cu_seqlens))
+    mistaken("layer 2 is called, and it is the turn of layer 0", lambda: ours(2, q, k, v, cu_seqlens, named=True))
+    mistaken("q is (1, 4, 16), announced was", lambda: ours(0, q[:1], k, v, cu_seqlens))
+    mistaken(
         "layer 0 is causal and the call is causal scale 2",
         lambda: cadre.flash_attn_varlen_func(q, k, v, cu_seqlens, cu_seqlens, 500, 500, softmax_scale=2.0, causal=True),
     )
@@ -191,7 +192,7 @@ def micro_batch_of(
         last = layer == len(KINDS) - 1
         o, lse = (by_two_threads if last else attention)(layer, q, k, v)
         if options.frozen <= layer < len(KINDS) - 1:
-            refused(f"after {layer + 1} of 3 forward", lambda: torch.autograd.grad(o.sum(), v, retain_graph=True))
+            mistaken(f"after {layer + 1} of 3 forward", lambda: torch.autograd.grad(o.sum(), v, retain_graph=True))
         return o, lse
 
     def again(layer: int, q, k, v):
@@ -211,17 +212,19 @@ def micro_batch_of(
     kept = cadre._job.running().kept
     assert len(kept) == (len(KINDS) if options.recompute else 0), f"{len(kept)} layers are kept"
     if options.recompute is None and not options.frozen:
-        refused("it is the turn of layer 2", lambda: torch.autograd.grad(found[1].sum(), one[0][0], retain_graph=True))
+        mistaken("it is the turn of layer 2", lambda: torch.autograd.grad(found[1].sum(), one[0][0], retain_graph=True))
     gradients = len(KINDS) - options.frozen
     for call in (lambda: cadre.begin_step([1]), cadre.next_micro_batch) if gradients else ():
         last = at[1] + 1 == len(LAYOUTS[at[0]]) and call is cadre.next_micro_batch
-        refused("the last micro-batch" if last else f"3 of 3 forward phases and 0 of {gradients} backward", call)
+        mistaken("the last micro-batch" if last else f"3 of 3 forward phases and 0 of {gradients} backward", call)
     with cadre.local():
         # Gradients beside those of the step; the call says its documents.
         beside = ours(0, *(it.detach().requires_grad_() for it in (q, k, v)), torch.tensor([0, 1, len(q)]))[0].sum()
     beside.backward()
     loss = loss_of(found, own(9, 9))
-    refused("all 3 forward phases were called", lambda: attention(0, q, k, v))
+    # As many rows as an evaluation may have whose forward comes before: then it is the training's that is refused.
+    words = "all 3 forward phases were called; begin the next micro-batch or step, or evaluate under cadre.local()"
+    mistaken(words, lambda: attention(0, q, k, v))
     # Nobody promises that backward runs in the thread of the forward.
     if loss.requires_grad:
         thread = threading.Thread(target=lambda: loss.backward(retain_graph=True))
@@ -233,13 +236,13 @@ def micro_batch_of(
         # Torch's words.
         second = "backward an extra time"
     if loss.requires_grad:
-        refused(second, loss.backward)
+        (refused if options.recompute == "selective" else mistaken)(second, loss.backward)
     # Once: a child copies what it changes, which takes longer than all of the step.
     if cadre._job.running().number == 1:
         if (child := os.fork()) == 0:
             # Ends as a script does, with what Python does then.
-            refused("this process was forked from rank", lambda: cadre.report(loss=0.0))
-            refused("this process was forked from rank", lambda: attention(0, q, k, v))
+            mistaken("this process was forked from rank", lambda: cadre.report(loss=0.0))
+            mistaken("this process was forked from rank", lambda: attention(0, q, k, v))
             sys.exit(0)
         assert os.waitpid(child, 0)[1] == 0, "a forked process broke"
         is_there, there = os.pipe()
@@ -258,7 +261,7 @@ def micro_batch_of(
             ours(0, q, k, v, cu_seqlens)
         with cadre.local():
             for it in (cu_seqlens, ends):
-                refused("goes on in another rank", lambda it=it: ours(0, q, k, v, it))
+                mistaken("goes on in another rank", lambda it=it: ours(0, q, k, v, it))
     if all(start == 0 and end == whole(at, ranks)[it] for it, start, end in held):
         with cadre.local():
             other = leaves()
@@ -275,6 +278,44 @@ def micro_batch_of(
     cadre.busy(60)
     cadre.report(loss=loss.item(), validation_loss=at[0] + 0.5 if at[0] else None)
     return results
+
+
+def bad_input(call: Callable, q: torch.Tensor) -> None:
+    """What no call of attention takes, wherever it is computed; `call` has K, V and ends of 5 rows."""
+    k, ends = q[:, :2], torch.tensor([0, 5])
+    for words, more in (
+        ("q is a list; give a tensor", {"q": [1.0]}),
+        ("k is (5, 16); give [rows, heads, dim]", {"k": k[:, 0]}),
+        ("v is on meta; rows lie on the CPU or on a GPU", {"v": k.to("meta")}),
+        ("k is torch.float64; attention takes", {"k": k.double()}),
+        ("v is torch.bfloat16 and q torch.float32; cast them", {"v": k.bfloat16()}),
+        ("heads of v are 8 wide and those of q 16", {"v": k[..., :8]}),
+        ("K is [5, 2, 16], not [4, 2, 16]; give it Q's rows", {"q": q[:4]}),
+        ("cu_seqlens_q is a list; give a tensor", {"cu_seqlens_q": [0, 5]}),
+        ("cu_seqlens_q is on meta; give it on the CPU", {"cu_seqlens_q": ends.to("meta")}),
+        ("cu_seqlens_q is [1, 5]; it begins with 0", {"cu_seqlens_q": torch.tensor([1, 5])}),
+        ("cu_seqlens_q and cu_seqlens_k differ", {"cu_seqlens_k": torch.tensor([0, 2, 5])}),
+        ("outside of a step documents have no known ends", {"cu_seqlens_q": None, "cu_seqlens_k": None}),
+        ("window_size (-2, 0): a side has 0 rows or more", {"window_size": (-2, 0)}),
+        ("dropout_p is 0.1: it is not there yet; leave it out", {"dropout_p": 0.1}),
+        ("sinks and s_aux are given", {"sinks": q[0, :, 0], "s_aux": q[0, :, 0]}),
+        ("sinks are (5,) and q has 4 heads", {"sinks": q[:, 0, 0]}),
+        ("layer is 0; give its number in a tensor", {"layer": 0}),
+    ):
+        mistaken(words, lambda more=more: call(**{"q": q} | more))
+    mistaken("query has 4 heads and key 2; pass enable_gqa=True", lambda: cadre.varlen_attn(q, k, k, ends, ends, 5, 5))
+    mistaken("give [batch, rows, heads, dim]", lambda: cadre.flash_attn_func(q, k, k))
+    mistaken("k is torch.float64", lambda: cadre.submit(q, k.double(), k))
+    mistaken("list is not what cadre.submit returned", lambda: cadre.wait([]))
+    operator, rest = torch.ops.cadre.attention, ("causal", None)
+    mistaken("cu_seqlens_q is [2, 5]", lambda: operator(q, k, k, torch.tensor([2, 5]), None, *rest))
+    with cadre.local():
+        x = q.clone().requires_grad_()
+        o = call(x)
+        (dq,) = torch.autograd.grad(o.sum(), x, retain_graph=True, create_graph=True)
+        mistaken("a second derivative of attention is not there", dq.sum().backward)
+        several = (o, x, torch.ones(2, *o.shape))
+        mistaken("is_grads_batched", lambda: torch.autograd.grad(*several, is_grads_batched=True))
 
 
 def threads() -> set[str]:
@@ -311,8 +352,9 @@ def main() -> None:
     ends = torch.tensor([0, 5])
     call = functools.partial(cadre.flash_attn_varlen_func, k=q[:, :2], v=q[:, :2], cu_seqlens_q=ends, cu_seqlens_k=ends)
     call = functools.partial(call, max_seqlen_q=5, max_seqlen_k=5)
+    bad_input(call, q)
     # A training that forgets to begin a step.
-    refused(f"rank {rank}: no step has begun, and q has a gradient", lambda: call(q.clone().requires_grad_()))
+    mistaken("no step has begun, and q has a gradient", lambda: call(q.clone().requires_grad_()))
     # An evaluation before it.
     call(q)
     with cadre.local():
@@ -335,7 +377,7 @@ def main() -> None:
                     cadre.finish()
         for micro_batch in range(len(layouts)):
             if micro_batch:
-                refused(f"{micro_batch} of {len(layouts)} micro-batches were run", lambda: cadre.begin_step([1]))
+                mistaken(f"{micro_batch} of {len(layouts)} micro-batches were run", lambda: cadre.begin_step([1]))
                 cadre.next_micro_batch()
             at = (place, micro_batch)
             found = micro_batch_of(at, rank, ranks, options, dtype)

@@ -10,7 +10,7 @@ import os
 
 import cadre
 import torch
-from refusals import refused
+from refusals import mistaken
 
 HEADS, KV_HEADS, DIM = 4, 2, 16
 # By micro-batch and rank.
@@ -55,7 +55,7 @@ def run(step: int, rank: int, turns: int) -> float:
             cadre.next_micro_batch()
         has_rows = bool(layouts[rank])
         if not has_rows:
-            refused("announced without documents", lambda: results(step, 2, 0))
+            mistaken("announced without documents", lambda: results(step, 2, 0))
         waiting.append((at, results(step, at, rank) if has_rows or step % 2 == 0 else ()))
         if len(waiting) == turns:
             total += backward(step, rank, *waiting.pop(0))

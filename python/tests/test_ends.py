@@ -1,17 +1,20 @@
-"""How Python jobs end: exit codes of ranks, SIGTERM, checkpoints that count, a pool that is lost.
+"""How Python jobs are shown, and how they end: exit codes of ranks, SIGTERM, checkpoints that count, a lost pool.
 
 In: the folder of the programs as CADRE_PROGRAMS. Ranks run under a shell that writes down their exit codes, as a pod
 does.
 """
 
+import contextlib
 import json
 import os
+import pty
+import re
 import subprocess
 import sys
 import unittest
 from pathlib import Path
 
-from test_pool import HERE, RealProcesses, losses, manifest
+from test_pool import HERE, PROGRAM, ROOT, RealProcesses, losses, manifest, number
 
 # The rank dies with its parent, which is the shell here. A signal's number is above 128.
 # Writes a line when the process ends, as libraries do that were there before the package.
@@ -41,6 +44,59 @@ def patient(seconds: int, *arguments: str) -> str:
 def codes(out: Path) -> list[int]:
     """By rank; of those that were not killed."""
     return [int(it.read_text()) for it in sorted(out.glob("code-*"))]
+
+
+class Shown(RealProcesses):
+    def test_lines_summary_and_trace_are_those_of_its_steps(self) -> None:
+        trace = self.folder / "trace.json"
+        code, said, out = self.run_job(shelled(), "--json", "--trace", str(trace))
+        self.assertEqual(code, 0, said)
+        of_script, other = (json.loads((out / f"losses-{it}").read_text()) for it in range(2))
+        self.assertEqual((len(of_script), of_script), (3, other))
+        told = [json.loads(it) for it in self.lines]
+        steps = [it for it in told if it["event"] == "step"]
+        self.assertEqual([(it["step"], number(it["loss_bits"])) for it in steps], list(enumerate(of_script)))
+        last = told[-1]
+        self.assertEqual([last[it] for it in ("event", "job", "outcome", "steps")], ["summary", "job", "completed", 3])
+        self.assertEqual([last["first_loss"], last["last_loss"]], [steps[0]["loss"], steps[-1]["loss"]])
+        self.assertEqual(json.loads((out / "summary.json").read_text())["last_loss"], last["last_loss"])
+        # Each rank waits for the phases of all steps, which it has rung for.
+        events = json.loads(trace.read_text())["traceEvents"]
+        names = {it["pid"]: it["args"]["name"] for it in events if it["name"] == "process_name"}
+        phases = [
+            f"step {step}, layer {layer}, nano-batch 0, {way}"
+            for step in range(3)
+            for way in ("forward", "backward")
+            for layer in (range(2) if way == "forward" else reversed(range(2)))
+        ]
+        for rank in range(2):
+            spans = [it for it in events if it["ph"] == "X" and names[it["pid"]] == f"trainer {rank}"]
+            rung = sorted((it["ts"], it["args"]["detail"]) for it in spans if it["name"] == "doorbell")
+            self.assertEqual([detail for _, detail in rung], phases)
+            self.assertGreater(sum(it["name"] == "wait" and it["dur"] > 0 for it in spans), 0)
+
+    def test_a_terminal_shows_its_steps_while_they_come(self) -> None:
+        file, out = self.folder / "job.yaml", self.folder / "out"
+        file.write_text(shelled())
+        ours, theirs = pty.openpty()
+        command = [PROGRAM, "run", "-f", file, "--out", out]
+        more = {"stdin": theirs, "env": os.environ | {"TERM": "xterm"}, "cwd": ROOT}
+        with subprocess.Popen(command, stdout=theirs, stderr=theirs, **more) as run:
+            os.close(theirs)
+            shown = b""
+            # The end of a terminal is an error on Linux.
+            with contextlib.suppress(OSError):
+                while part := os.read(ours, 1 << 16):
+                    shown += part
+            os.close(ours)
+            self.assertEqual(run.wait(), 0, shown.decode())
+        first, last = (f"{number(losses(out)[at]):.4f}" for at in (0, -1))
+        # The step that is drawn over, then the summary.
+        for words in (
+            rf"step 0 .*starting.*step 3 .*loss {last}  [0-9]+ tokens/s  exposed wait .*server-1 +gone: exit code 0",
+            rf"job +\S job, completed .*steps +\S 3 in .*loss +\S {first} at first, {last} at last ",
+        ):
+            self.assertRegex(shown.decode(), re.compile(words, re.DOTALL))
 
 
 class Codes(RealProcesses):

@@ -1,15 +1,19 @@
 """The operators without a job: computed in this process, by the kernels that servers run."""
 
+import ast
+import inspect
 import sys
 import threading
 import time
 import unittest
+from pathlib import Path
+from types import ModuleType
 from unittest import mock
 
 import cadre
 import cadre.transformers
 import torch
-from cadre import _job, _layout, _native, _plain
+from cadre import _frozen, _job, _layout, _native, _plain
 from test_transformers import llama
 from torch._subclasses import FakeTensorMode
 from torch.autograd import forward_ad
@@ -55,6 +59,29 @@ def reference(
         o = scores.softmax(-1)[:, :, : q.shape[1]] @ v
         results.append((o.transpose(0, 1), scores.logsumexp(-1)))
     return torch.cat([it[0] for it in results]), torch.cat([it[1] for it in results], 1)
+
+
+class Types(unittest.TestCase):
+    def test_the_native_half_has_the_names_and_arguments_of_its_types(self) -> None:
+        told = ast.parse((Path(cadre.__file__).parent / "_native.pyi").read_text())
+        self.compare(told, _native)
+        self.assertEqual(type(_native.__version__), str)
+
+    def compare(self, told: ast.Module | ast.ClassDef, found: ModuleType | type) -> None:
+        parts = {it.name: it for it in told.body if isinstance(it, (ast.ClassDef, ast.FunctionDef))}
+        values = {it.target.id for it in told.body if isinstance(it, ast.AnnAssign)} - {"__version__"}
+        self.assertEqual(parts.keys() | values, {it for it in vars(found) if not it.startswith("__")})
+        for name, it in parts.items():
+            if isinstance(it, ast.ClassDef):
+                self.compare(it, getattr(found, name))
+                continue
+            is_static = bool(it.decorator_list)
+            it.decorator_list, scope = [], {}
+            exec(f"from __future__ import annotations\n{ast.unparse(it)}", scope)
+            both = [list(inspect.signature(of).parameters.values()) for of in (scope[name], getattr(found, name))]
+            # How a method takes itself is no matter.
+            one, other = (of[isinstance(found, type) and not is_static :] for of in both)
+            self.assertEqual(*([(of.name, of.kind, of.default) for of in of_one] for of_one in (one, other)), name)
 
 
 class Operators(unittest.TestCase):
@@ -278,8 +305,8 @@ class Operators(unittest.TestCase):
         one = q.detach()
         for transform, given in ((inner, one), (torch.func.jacrev(loss), one), (torch.vmap(inner), one[None])):
             # Torch 2.9 refuses it itself, by other words.
-            refusal = (RuntimeError, "autograd.Function") if IS_OLD else (NotImplementedError, "torch.func.* reverse mode")
-            with self.assertRaisesRegex(*refusal):
+            ours = NotImplementedError, "torch.func.* reverse mode"
+            with self.assertRaisesRegex(*((RuntimeError, "autograd.Function") if IS_OLD else ours)):
                 torch.compile(transform, backend="aot_eager")(given)
         with self.assertRaisesRegex(NotImplementedError, "is_grads_batched .* torch.autograd.grad once for each"):
             torch.autograd.grad(loss(q), q, torch.ones(3), is_grads_batched=True)
@@ -335,7 +362,7 @@ class Operators(unittest.TestCase):
             packed = vars(cadre.pack([document], rank=0, ranks=1)).values()
             self.assertEqual(_layout.lengths_of({"cu_seqlens": [0, 3, 8]}), [3, 5])
             _layout.name_layers(model)
-            _job.with_frozen(model, cadre.Shape.of(model))
+            _frozen.with_frozen(model, cadre.Shape.of(model))
             found = (o, lse, ticket, *twice, compiled, *batches, *packed, model.model.layers[1].self_attn.cadre_layer)
             return [it for it in found if isinstance(it, torch.Tensor)]
 

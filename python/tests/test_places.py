@@ -13,7 +13,7 @@ from unittest import mock
 import cadre
 import torch
 from alone import Alone
-from cadre import _here, _job, _layout, _local, _place
+from cadre import _frozen, _here, _job, _layout, _local, _place
 
 
 class Nested(torch.autograd.Function):
@@ -132,7 +132,7 @@ class Places(unittest.TestCase):
             mock.patch.object(_job, "_JOB", None),
             contextlib.redirect_stderr(said),
         ):
-            with mock.patch.object(_job, "_WATCHED", []):
+            with mock.patch.object(_frozen, "_WATCHED", []):
                 call(torch.float32, 64)
             for _ in range(2):
                 call(torch.float32, 64)

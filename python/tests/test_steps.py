@@ -14,7 +14,7 @@ import cadre
 import numpy
 import torch
 from alone import Alone
-from cadre import _check, _job, _kept, _layout, _step
+from cadre import _check, _job, _kept, _layout, _mistakes, _step
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -47,7 +47,7 @@ class Documents(Alone):
         self.join()
         cadre.begin_step([[3, 5], [ROWS]])
         q, again = rows(), rows()
-        with self.assertRaisesRegex(ValueError, "documents have 8 rows and Q has 7"):
+        with self.assertRaisesRegex(ValueError, "its documents have 8 rows and q 7; give the batch"):
             attend(q[:7])
         # A recompute is of the same forward.
         loss = checkpoint(attend, q, use_reentrant=False).square().sum()
@@ -65,6 +65,22 @@ class Documents(Alone):
             attend(q)
         cadre.begin_step([3, 5])
         attend(q)
+
+    def test_an_evaluation_that_takes_the_documents_of_a_step_is_told_with_the_remedy(self) -> None:
+        self.join()
+        cadre.begin_step([3, 5])
+        # Of other rows at once, of as many by the training's own forward.
+        with torch.no_grad(), self.assertRaisesRegex(ValueError, "documents have 8 rows and q 7; .*under cadre.local"):
+            attend(rows()[:7])
+        with torch.no_grad():
+            attend(rows())
+        with self.assertRaisesRegex(RuntimeError, "all 1 forward calls have taken .* evaluate under cadre.local"):
+            attend(rows())
+        # As it should be.
+        cadre.begin_step([3, 5])
+        with torch.no_grad(), cadre.local():
+            attend(rows()[:7], torch.tensor([0, 7]))
+        attend(rows()).sum().backward()
 
     def test_tensors_are_layouts_and_their_numbers_are_lengths(self) -> None:
         self.join()
@@ -278,6 +294,21 @@ class Ends(Alone):
         for steps in (-1, 2.5):
             with self.assertRaisesRegex(ValueError, f"steps is {steps}; a job has 1 or more"):
                 self.join(steps=steps)
+
+    def test_a_mistake_names_the_rank_that_a_job_has_given_and_no_other(self) -> None:
+        pod = {"CADRE_CONTROL": "unix:/nowhere", "CADRE_INDEX": "5", "RANK": "3"}
+        for job, begin in (({"RANK": "3"}, ""), (pod | {"CADRE_INDEX": None}, "rank 3: "), (pod, "rank 5: ")):
+            with mock.patch.dict(os.environ, {name: it for name, it in job.items() if it is not None}):
+                with self.assertRaisesRegex(ValueError, f"^{begin}init: steps is -1"):
+                    self.join(steps=-1)
+                with self.assertRaisesRegex(TypeError, f"^{begin}k is a list; give a tensor"):
+                    cadre.flash_attn_varlen_func(rows(), [], [], ENDS, ENDS, ROWS, ROWS)
+                # None of the package's.
+                with self.assertRaisesRegex(ValueError, "^invalid literal"):
+                    _mistakes.names_rank(int)("x")
+        self.join()
+        with self.assertRaisesRegex(ValueError, "^q is "):
+            attend(rows()[0])
 
     def test_a_launcher_that_restarts_ranks_by_itself_is_refused(self) -> None:
         restarts = mock.patch.dict(os.environ, TORCHELASTIC_MAX_RESTARTS="3")

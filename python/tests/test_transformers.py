@@ -10,7 +10,7 @@ from unittest import mock
 import cadre.transformers
 import torch
 import torch.distributed as dist
-from cadre import Kind, Shape, _job
+from cadre import Kind, Shape, _frozen
 from cadre._attention import attend
 from cadre._layout import name_layers
 from cadre._observe import layers_of
@@ -234,7 +234,7 @@ class Frozen(unittest.TestCase):
             for name, it in model.named_parameters():
                 it.requires_grad_(any(part in name for part in trained))
             prepare(model)
-            found = _job.with_frozen(model, Shape.of(model)).frozen
+            found = _frozen.with_frozen(model, Shape.of(model)).frozen
             self.assertTrue(all(it.training for it in model.modules()))
             return found
 
@@ -263,7 +263,7 @@ class Shapes(unittest.TestCase):
         for it in model.model.layers[0].parameters():
             it.requires_grad_(False)
         wrapped = DistributedDataParallel(model)
-        self.assertEqual(_job.with_frozen(wrapped, Shape.of(wrapped)), dataclasses.replace(expected, frozen=1))
+        self.assertEqual(_frozen.with_frozen(wrapped, Shape.of(wrapped)), dataclasses.replace(expected, frozen=1))
         name_layers(wrapped)
         self.assertEqual([int(it.self_attn.cadre_layer) for it in model.model.layers], [0, 1])
         with self.assertRaisesRegex(TypeError, "Linear has no configuration of transformers; give a cadre.Shape"):

@@ -8,7 +8,7 @@ import os
 
 import cadre
 import torch
-from refusals import refused
+from refusals import mistaken
 from torch import Tensor, nn
 from torch.nn.functional import gelu
 
@@ -76,10 +76,10 @@ class Training:
                 rows = it.before(x)
                 if not at:
                     words = f"layer {number}, and the turn of F0 comes before (the turns of the step are {TURNS})"
-                    refused(words, lambda rows=rows: cadre.submit(*rows, micro_batch=1))
+                    mistaken(words, lambda rows=rows: cadre.submit(*rows, micro_batch=1))
                 flights[at] = cadre.submit(*rows, micro_batch=at)
         losses = [self.layers[-1].after(x, *cadre.wait(it)).square().mean() for x, it in zip(xs, flights, strict=True)]
-        refused("it was waited for; submit again", lambda: cadre.wait(flights[0]))
+        mistaken("it was waited for; submit again", lambda: cadre.wait(flights[0]))
         sum(losses).backward()
         self.over(losses)
 
