@@ -8,8 +8,12 @@ target/bench/pytorch.json and a line a case. Ours and the peer's runs alternate;
 
 - A call of attention of one row against an autograd Function that does nothing.
 - Attention in this process (`local()`) against torch's on packed batches, two threads.
-- `examples/pytorch_llama.py` on two ranks and two servers, a thread each, against its two ranks without a job: wall and
-  CPU seconds of all processes for the steps after the first, peak memory of a rank, and the wait before a step.
+- The same call right behind operators of torch, whose threads spin for a while before they sleep (OpenMP), against one
+  for which they sleep at once (`OMP_WAIT_POLICY=passive`), two threads each.
+- `examples/pytorch_llama.py` on two ranks and two servers, a thread each: with whole documents against its two ranks
+  without a job, with documents over the ranks' edge against the same job with `--attention local`. Wall and CPU seconds
+  of all processes for the steps after the first, peak memory of a process, and the wait before a step; that wait in
+  steps of calls alone, too, which were announced (`next`) or not.
 - Seconds of `import cadre` behind torch, and the size of a wheel of the last build.
 """
 
@@ -31,6 +35,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "target" / "bench"
 EXAMPLES = ROOT / "examples"
 TOKENS = 2048
+PERCENT = "% of a step"
 LENGTHS = ([2048], [700, 33, 410, 905], [64] * 32)
 HEADS, KV_HEADS, DIM = 8, 2, 64
 
@@ -82,10 +87,20 @@ def overhead(cases: Cases, rounds: int) -> None:
     def nothing():
         return Nothing.apply(*rows)
 
+    gradient = torch.ones(1, 1, 8)
+
     def with_backward(call):
+        return lambda: torch.autograd.grad(call(), rows, gradient)
+
+    def with_expanded(call):
+        # The gradient of a sum is one number that is spread over all rows, and has to be copied.
         return lambda: torch.autograd.grad(call().sum(), rows)
 
-    for name, bar, made in (("forward", 30, lambda it: it), ("forward and backward", 60, with_backward)):
+    for name, bar, made in (
+        ("forward", 30, lambda it: it),
+        ("forward and backward", 60, with_backward),
+        ("forward and backward of a sum", 60, with_expanded),
+    ):
         one, other = made(ours), made(nothing)
         samples = [(median_of(one, 300), median_of(other, 300)) for _ in range(rounds + 1)][1:]
         more = statistics.median(a - b for a, b in samples)
@@ -143,17 +158,17 @@ def ended(processes: list[subprocess.Popen]) -> tuple[float, float]:
 
 
 def run(kind: str, steps: int, folder: Path) -> tuple[float, float, float]:
-    """Wall and CPU seconds, MiB of a rank."""
-    options = [f"--steps={steps}", f"--tokens={TOKENS}", "--whole"]
+    """Wall and CPU seconds, MiB of a rank. Kinds: `pool` and `alone` of whole documents, `over` and `over local` of
+    such as go on in the next rank."""
+    options = [f"--steps={steps}", f"--tokens={TOKENS}", *(["--whole"] if kind in ("pool", "alone") else [])]
     began = time.perf_counter()
     with (folder / "said").open("wb") as said:
         more = {"stdout": said, "stderr": said, "cwd": ROOT}
-        if kind == "pool":
+        if kind != "alone":
             text = (EXAMPLES / "pytorch.yaml").read_text().replace("[--steps=30, --tokens=2048]", json.dumps(options))
             (folder / "job.yaml").write_text(text)
-            program = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
-            command = [program, "run", "-f", folder / "job.yaml", "--out", folder / f"run-{steps}"]
-            processes = [subprocess.Popen(command, **more)]
+            how = ["--attention=local"] if kind == "over local" else []
+            processes = [cadre_run(folder, f"run-{steps}", how, more)]
         else:
             with socket.create_server(("127.0.0.1", 0)) as it:
                 port = str(it.getsockname()[1])
@@ -166,22 +181,97 @@ def run(kind: str, steps: int, folder: Path) -> tuple[float, float, float]:
     return time.perf_counter() - began, cpu, peak
 
 
+def cadre_run(folder: Path, out: str, how: list[str], more: dict[str, object]) -> subprocess.Popen:
+    program = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
+    return subprocess.Popen([program, "run", "-f", folder / "job.yaml", "--out", folder / out, *how], **more)
+
+
+def waits_of(run_folder: Path) -> list[float]:
+    """Shares of steps for which ranks waited before the first call; not of the first one."""
+    told = [json.loads(it) for it in (run_folder / "steps.jsonl").read_text().splitlines()]
+    return [it["header_wait_seconds"] / it["seconds"] for it in told[1:]]
+
+
 def jobs(cases: Cases, rounds: int, steps: int) -> None:
-    samples: dict[str, list[tuple[float, ...]]] = defaultdict(list)
-    waits = []
-    for number in range(rounds):
-        for kind in ("pool", "local")[:: 1 if number % 2 else -1]:
+    for ours, peer, documents, peer_name in (
+        ("pool", "alone", "whole documents", "local()"),
+        ("over", "over local", "documents over the edge", "--attention local"),
+    ):
+        samples: dict[str, list[tuple[float, ...]]] = defaultdict(list)
+        waits = []
+        for number in range(rounds):
+            for kind in (ours, peer)[:: 1 if number % 2 else -1]:
+                with tempfile.TemporaryDirectory(prefix="cadre-bench-") as name:
+                    folder = Path(name)
+                    short, long = run(kind, 1, folder), run(kind, 1 + steps, folder)
+                    samples[kind].append((long[0] - short[0], long[1] - short[1], long[2]))
+                    if kind == ours:
+                        waits += waits_of(folder / f"run-{1 + steps}")
+        told = f"{steps} steps of a Llama on 2 ranks and 2 servers, {documents}"
+        for at, (what, unit) in enumerate((("wall", "s"), ("CPU", "s"), ("peak memory of a process", "MiB"))):
+            one, other = (statistics.median(it[at] for it in samples[kind]) for kind in (ours, peer))
+            cases(f"{told}, {what}", one, other, peer_name, unit)
+        cases(f"wait before a step's first call, {documents}", 100 * statistics.median(waits), 1.0, "the bar", PERCENT)
+
+
+STEPS_OF_CALLS = """
+import sys, cadre, torch
+torch.set_num_threads(1)
+cadre.init(cadre.Shape(8, 2, 64, ("causal",) * 4), steps=12)
+layout, following = [300, 700, 24], [300, 700, 24] if "next" in sys.argv else None
+q, k, v = (torch.randn(1024, it, 64).requires_grad_() for it in (8, 2, 2))
+ends = torch.tensor([0, 300, 1000, 1024], dtype=torch.int32)
+while cadre.begin_step(layout, next=following):
+    results = [cadre.flash_attn_varlen_func(q, k, v, ends, ends, 0, 0, causal=True) for _ in range(4)]
+    for it in reversed(results):
+        it.sum().backward()
+"""
+
+
+def steps_of_calls(cases: Cases, rounds: int) -> None:
+    waits: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for how in ("next", "none"):
             with tempfile.TemporaryDirectory(prefix="cadre-bench-") as name:
                 folder = Path(name)
-                short, long = run(kind, 1, folder), run(kind, 1 + steps, folder)
-                samples[kind].append((long[0] - short[0], long[1] - short[1], long[2]))
-                if kind == "pool":
-                    told = [json.loads(it) for it in (folder / f"run-{1 + steps}/steps.jsonl").read_text().splitlines()]
-                    waits += [it["header_wait_seconds"] / it["seconds"] for it in told[1:]]
-    for at, (what, unit) in enumerate((("wall", "s"), ("CPU", "s"), ("peak memory of a rank", "MiB"))):
-        ours, theirs = (statistics.median(it[at] for it in samples[kind]) for kind in ("pool", "local"))
-        cases(f"{steps} steps of a Llama on 2 ranks and 2 servers, {what}", ours, theirs, "local()", unit)
-    cases("wait before a step's first call", 100 * statistics.median(waits), 1.0, "the bar", "% of a step")
+                (folder / "steps.py").write_text(STEPS_OF_CALLS)
+                text = (EXAMPLES / "pytorch.yaml").read_text().replace("torchrun, examples/pytorch_llama.py", "python")
+                words = json.dumps([str(folder / "steps.py"), how])
+                (folder / "job.yaml").write_text(text.replace("[--steps=30, --tokens=2048]", words))
+                with (folder / "said").open("wb") as said:
+                    ended([cadre_run(folder, "run", [], {"stdout": said, "stderr": said, "cwd": ROOT})])
+                waits[how] += waits_of(folder / "run")
+    for how, told in (("next", "announced a step ahead"), ("none", "announced when they begin")):
+        share = 100 * statistics.median(waits[how])
+        cases(f"wait before the first call of steps of calls alone, {told}", share, 1.0, "the bar of batches", PERCENT)
+
+
+BEHIND_TORCH = """
+import statistics, time, cadre, torch
+torch.set_num_threads(2)
+q, k, v = (torch.randn(1024, it, 64) for it in (8, 2, 2))
+ends, square, taken = torch.tensor([0, 1024], dtype=torch.int32), torch.randn(512, 512), []
+for _ in range(60):
+    # Both threads of torch's have just been at work.
+    torch.nn.functional.gelu(square @ square)
+    began = time.perf_counter()
+    cadre.flash_attn_varlen_func(q, k, v, ends, ends, 0, 0, causal=True)
+    taken.append(time.perf_counter() - began)
+print(statistics.median(taken[10:]))
+"""
+
+
+def behind_torch(cases: Cases, rounds: int) -> None:
+    taken: dict[str, list[float]] = defaultdict(list)
+    for _ in range(rounds):
+        for policy in ("", "passive"):
+            environment = {it: value for it, value in os.environ.items() if it != "OMP_WAIT_POLICY"}
+            environment |= {"OMP_WAIT_POLICY": policy} if policy else {}
+            command = [sys.executable, "-c", BEHIND_TORCH]
+            done = subprocess.run(command, capture_output=True, check=True, env=environment)
+            taken[policy].append(1e3 * float(done.stdout))
+    one, other = (statistics.median(taken[it]) for it in ("", "passive"))
+    cases("local(), 1,024 rows right behind an operator of torch", one, other, "threads that do not spin", "ms")
 
 
 def package(cases: Cases, rounds: int) -> None:
@@ -214,8 +304,10 @@ def main() -> None:
     cases = Cases()
     overhead(cases, options.rounds)
     beside_torch(cases, options.rounds)
+    behind_torch(cases, options.rounds)
     package(cases, options.rounds)
     if not options.no_jobs:
+        steps_of_calls(cases, options.rounds)
         jobs(cases, options.rounds, options.steps)
     RESULTS.mkdir(parents=True, exist_ok=True)
     (RESULTS / "pytorch.json").write_text(json.dumps(cases.lines) + "\n")
