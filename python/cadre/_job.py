@@ -182,7 +182,7 @@ class Job:
         """Leaves the job with the exception that ends this process."""
         own = self.unfinished() or "its process ended; call cadre.finish() at the end"
         told = str(error).removeprefix(f"rank {self.rank}: ")
-        why = f"{type(error).__name__}: {told}" if error else own
+        why = ": ".join(filter(None, (type(error).__name__, told))) if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
         leave = self.close if self.stopped else self.leave
         leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error) and not self.stopped)

@@ -13,9 +13,10 @@ use std::path::PathBuf;
 use std::process;
 use std::sync::atomic::{AtomicBool, AtomicI32, AtomicU32, Ordering};
 use std::sync::{Mutex, Once, PoisonError};
+use std::time::Duration;
 
 use cadre_worker::process::{Error, Termination, last_words};
-use cadre_worker::session::LeaveError;
+use cadre_worker::session::{Ending, LeaveError, Session};
 use pyo3::PyErr;
 
 use crate::refusal::failed;
@@ -26,6 +27,8 @@ pub(crate) const BAD_INPUT: u8 = 2;
 pub(crate) const COULD_NOT_GO_ON: u8 = 3;
 /// Exit code of a rank that was stopped: what a process ended by SIGTERM has.
 pub(crate) const STOPPED: u8 = 143;
+/// Longest wait until a reason is out, before the session ends.
+const FAREWELL: Duration = Duration::from_secs(2);
 /// What Python exits with after an exception that nothing caught.
 const RAISED: c_int = 1;
 
@@ -80,6 +83,25 @@ pub(crate) fn left(error: LeaveError, is_pod: bool) -> PyErr {
         exit_with(if is_pod || asked() { STOPPED } else { 0 });
     }
     failed(error)
+}
+
+/// Ends the job of a session everywhere. The reason why it ends, and this rank's exit code: 3 where it is not the cause.
+pub(crate) fn fail(session: Option<&Session>, reason: &str, for_good: bool) -> (String, u8) {
+    let own = (reason.to_owned(), if for_good { BAD_INPUT } else { 1 });
+    let Some(session) = session else { return own };
+    let had_ended = session.ending(Duration::ZERO).is_some();
+    if for_good {
+        session.fail_for_good(reason.to_owned());
+    } else {
+        session.fail(reason.to_owned());
+    }
+    // A thread inside a call of the session learns the reason too.
+    match session.ending(FAREWELL) {
+        Some(Ending::Failed { reason, bad_input: true }) => (reason, BAD_INPUT),
+        Some(Ending::Failed { reason, bad_input: false }) if had_ended => (reason, COULD_NOT_GO_ON),
+        Some(Ending::Failed { reason, bad_input: false }) => (reason, own.1),
+        Some(Ending::Completed | Ending::Stopped { .. }) | None => own,
+    }
 }
 
 fn register() {

@@ -54,3 +54,14 @@ pub(crate) fn refused(error: impl std::fmt::Display) -> PyErr {
 pub(crate) fn failed(error: impl std::fmt::Display) -> PyErr {
     PyRuntimeError::new_err(error.to_string())
 }
+
+/// A result with the rank in its refusal, whose call it is, unless the refusal names it.
+pub(crate) fn of_rank<T>(rank: u16, result: PyResult<T>) -> PyResult<T> {
+    result.map_err(|error| {
+        Python::attach(|py| {
+            let (words, named) = (error.value(py).to_string(), format!("rank {rank}"));
+            let is_ours = error.is_instance_of::<RefusedError>(py) && !words.contains(&named);
+            if is_ours { refused(format!("{named}: {words}")) } else { error }
+        })
+    })
+}

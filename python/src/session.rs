@@ -23,13 +23,13 @@ use pyo3::prelude::*;
 
 use crate::ending::{self, BAD_INPUT, COULD_NOT_GO_ON, STOPPED};
 use crate::lent::{self, Behind};
-use crate::refusal::{NotFinite, failed, refused, told};
+use crate::refusal::{NotFinite, failed, of_rank, refused, told};
 use crate::tensor::{Given, Tensor, check_apart};
 use crate::turns::{MicroBatch, MicroBatches, in_words, lengths_of};
 use crate::wire;
 
-/// Longest wait until a reason is out, before the session ends.
-const FAREWELL: Duration = Duration::from_secs(2);
+/// Longest time for which a main thread that waits does not hear a signal, such as that of Ctrl-C.
+const SIGNALS_HEARD_EVERY: Duration = Duration::from_millis(200);
 
 /// See the module.
 #[pyclass(frozen, module = "cadre._native")]
@@ -146,6 +146,7 @@ impl Session {
 
     /// Waits for a step: `step`, or `completed` or `stopped` where none follows.
     fn begin(&self, py: Python<'_>, step: u64) -> PyResult<&'static str> {
+        self.until(py, |session| Ok(session.await_step(step, SIGNALS_HEARD_EVERY)))?;
         let next = py.detach(|| {
             let _kept = CallersContext::keep();
             self.with(|session| Ok(session.begin(step)))
@@ -171,12 +172,12 @@ impl Session {
         lent: Option<Behind>,
     ) -> PyResult<Ticket> {
         let side = lent::side_of(lent);
-        let qkv = Tensor::all(["Q", "K", "V"], side, &qkv)?;
+        let qkv = of_rank(self.rank, Tensor::all(["Q", "K", "V"], side, &qkv))?;
         let gradients = gradients.map(|[o, lse, dout, dlse]| -> PyResult<_> {
             let of = Tensor::all(["O", "LSE", "dO"], side, &[o, lse, dout])?;
             Ok((of, Tensor::optional("dLSE", side, &dlse)?))
         });
-        let gradients = gradients.transpose()?;
+        let gradients = of_rank(self.rank, gradients.transpose())?;
         let ticket = py.detach(|| {
             let (nano, layer) = phase;
             let direction =
@@ -196,8 +197,8 @@ impl Session {
                 }
             };
             self.with(|session| session.submit(phase, inputs).map_err(told))
-        })?;
-        Ok(Ticket(Mutex::new(Some(ticket))))
+        });
+        Ok(Ticket(Mutex::new(Some(of_rank(self.rank, ticket)?))))
     }
 
     /// Computes what is planned for this rank, waits, and writes the results: O and LSE, or dQ, dK and dV. What is not finite
@@ -219,9 +220,14 @@ impl Session {
         let side = lent::side_of(lent);
         let tensors: PyResult<Vec<_>> =
             names.iter().zip(&results).map(|(name, it)| Tensor::new(name, side, it)).collect();
-        let mut tensors = tensors?;
-        check_apart(&tensors.iter().collect::<Vec<_>>(), &[])?;
-        py.detach(|| {
+        let mut tensors = of_rank(self.rank, tensors)?;
+        of_rank(self.rank, check_apart(&tensors.iter().collect::<Vec<_>>(), &[]))?;
+        self.until(py, |session| {
+            let ticket = ticket.0.lock().unwrap_or_else(PoisonError::into_inner);
+            let is_ready = |it| session.await_ready(it, SIGNALS_HEARD_EVERY);
+            Ok(ticket.as_ref().is_none_or(is_ready))
+        })?;
+        let found = py.detach(|| {
             // This thread may compute on a GPU.
             let _kept = CallersContext::keep();
             // Taken when nothing can be refused any more: whoever mends the results may wait again.
@@ -250,7 +256,8 @@ impl Session {
                 }
                 NotFinite::End => session.wait(ticket, outputs).map_err(told).map(|()| None),
             })
-        })
+        });
+        of_rank(self.rank, found)
     }
 
     /// Tells the conductor that a step is over here.
@@ -345,7 +352,7 @@ impl Session {
                     outcome(Kind::Stopped, "", code)
                 }
                 reason => {
-                    let (reason, code) = self.fail(reason, for_good);
+                    let (reason, code) = ending::fail(self.read().as_ref(), reason, for_good);
                     outcome(Kind::Failed, &reason, code)
                 }
             };
@@ -361,25 +368,21 @@ impl Session {
 }
 
 impl Session {
-    /// Ends the job everywhere. The reason why it ends, and this rank's exit code: 3 where it is not the cause.
-    fn fail(&self, reason: &str, for_good: bool) -> (String, u8) {
-        let own = (reason.to_owned(), if for_good { BAD_INPUT } else { 1 });
-        let read = self.read();
-        let Some(session) = read.as_ref() else { return own };
-        let had_ended = session.ending(Duration::ZERO).is_some();
-        if for_good {
-            session.fail_for_good(reason.to_owned());
-        } else {
-            session.fail(reason.to_owned());
-        }
-        // A thread inside a call of the session learns the reason too.
-        match session.ending(FAREWELL) {
-            Some(Ending::Failed { reason, bad_input: true }) => (reason, BAD_INPUT),
-            Some(Ending::Failed { reason, bad_input: false }) if had_ended => {
-                (reason, COULD_NOT_GO_ON)
+    /// Waits until `so` holds, which looks for a while only; between looks the main thread hears signals.
+    fn until(
+        &self,
+        py: Python<'_>,
+        so: impl Fn(&session::Session) -> PyResult<bool> + Sync,
+    ) -> PyResult<()> {
+        loop {
+            let found = py.detach(|| {
+                let _kept = CallersContext::keep();
+                self.with(&so)
+            })?;
+            if found {
+                return Ok(());
             }
-            Some(Ending::Failed { reason, bad_input: false }) => (reason, own.1),
-            Some(Ending::Completed | Ending::Stopped { .. }) | None => own,
+            py.check_signals()?;
         }
     }
 

@@ -1,8 +1,8 @@
 """A rank of a tiny model that ends in a way of its own: by a mistake, an error, a signal.
 
-In: the environment of a job, `--how` and `--rank`, which one does it in step 1, or when it has left its job. Out:
-`losses-RANK` in the folder of the job, those that it has reported, the same on all ranks; `saved-RANK`, where the loop
-ended early: the steps that are done, and whether SIGTERM came.
+In: the environment of a job, `--how`, `--rank`, which one does it, and `--at`, in which step, or when it has left its
+job. Out: `losses-RANK` in the folder of the job, those that it has reported, the same on all ranks; `saved-RANK`, where
+the loop ended early: the steps that are done, and whether SIGTERM came.
 """
 
 import argparse
@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -43,6 +44,14 @@ def ends(how: str, rows: torch.Tensor) -> None:
                     time.sleep(0.05)
                 os._exit(0)
             os.kill(os.getpid(), signal.SIGKILL)
+        case "interrupt":
+            # Rank 0 waits for this rank's rows and hears of Ctrl-C meanwhile; or never.
+            heard = Path(os.environ["CADRE_OUT"]) / "heard"
+            until = time.monotonic() + 60
+            while not heard.exists() and time.monotonic() < until:
+                time.sleep(0.05)
+            if not heard.exists():
+                (heard.parent / "gave-up").touch()
         case "death":
             signal.signal(signal.SIGTERM, signal.SIG_DFL)
             os.kill(os.getpid(), signal.SIGTERM)
@@ -52,6 +61,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how")
     parser.add_argument("--rank", type=int, default=1)
+    parser.add_argument("--at", type=int, default=1, help="step")
     parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--more", type=int, default=0, help="steps of rank 1 alone")
     options = parser.parse_args()
@@ -66,12 +76,18 @@ def main() -> None:
     for step, batch in enumerate(cadre.batches(itertools.repeat([40]), list)):
         q, kv = (torch.randn(sum(batch), it, 8).requires_grad_() for it in (2, 1))
         bounds = torch.tensor([0, sum(batch)]).int()
-        if step == 1 and rank == options.rank:
+        if step == options.at and rank == options.rank:
             ends(options.how, q)
-        o = q
-        for _ in range(2):
-            o = cadre.flash_attn_varlen_func(o, kv, kv, bounds, bounds, 0, 0, causal=True)
-        o.sum().backward()
+        if step == options.at and rank == 0 and options.how == "interrupt":
+            threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
+        try:
+            o = q
+            for _ in range(2):
+                o = cadre.flash_attn_varlen_func(o, kv, kv, bounds, bounds, 0, 0, causal=True)
+            o.sum().backward()
+        except KeyboardInterrupt:
+            (out / "heard").touch()
+            raise
         losses.append((o.detach().mean() + kv.grad.mean()).item())
         cadre.report(loss=losses[-1])
     cadre.finish()

@@ -103,18 +103,25 @@ class Codes(RealProcesses):
     def test_a_mistake_ends_with_2_and_who_is_no_cause_with_3(self) -> None:
         for how, code, of_ranks, words in (
             # The package finds it, or the session.
-            ("mistake", 2, [2, 2], "rank 1, step 1: TypeError: "),
+            ("mistake --at=0", 2, [2, 2], "rank 1, step 0: TypeError: "),
             ("turn", 2, [2, 2], "rank 1: step 7 was said to be done"),
             # Another attempt may go well.
             ("error", 3, [3, 1], "rank 1, step 1: ValueError: the loader broke"),
             ("code", 3, [3, 7], "rank 1, step 1: 0 of 2 forward phases"),
+            # In a call that waits for the other rank. The shell says 128 and the signal.
+            ("interrupt", 3, [130, 3], "KeyboardInterrupt; 0 of 0 restarts"),
         ):
             with self.subTest(how):
-                found, said, out = self.run_job(shelled(f"--how={how}"))
+                found, said, out = self.run_job(shelled(*f"--how={how}".split()))
                 self.assertEqual(found, code, said)
                 # Who ends with 2 ends the run: the other one may be killed before it ends.
                 self.assertIn(codes(out), (of_ranks, [2]) if code == 2 else (of_ranks,), said)
                 self.assertIn(words, said)
+                self.assertFalse((out / "gave-up").exists())
+                if how.startswith("mistake"):
+                    # It stays though no step was complete.
+                    log = (out / "logs" / "trainer-1-0.log").read_text()
+                    self.assertRegex(log, r'File ".*/ends_rank.py", line [0-9]+')
 
     def test_mistakes_before_a_rank_has_joined_end_with_2(self) -> None:
         def ended(script: str) -> subprocess.CompletedProcess:

@@ -4,6 +4,8 @@ import contextlib
 import contextvars
 import ctypes
 import io
+import os
+import signal
 import sys
 import threading
 import unittest
@@ -118,6 +120,21 @@ class Places(unittest.TestCase):
             ValueError, "init: dtype is torch.float16; rows are torch.float32 or torch.bfloat16"
         ):
             _layout.rows_of(none, torch.float16)
+
+    def test_a_forked_child_computes_under_local_with_threads_of_its_own(self) -> None:
+        before = torch.get_num_threads()
+        self.addCleanup(torch.set_num_threads, before)
+        torch.set_num_threads(2)
+        q, ends = torch.randn(300, 2, 8), torch.tensor([0, 300], dtype=torch.int32)
+        # The parent's threads are parked now, and none of them goes into the child.
+        expected = cadre.flash_attn_varlen_func(q, q, q, ends, ends, 0, 0, causal=True)
+        if (child := os.fork()) == 0:
+            # One that hangs ends, too.
+            signal.alarm(60)
+            with cadre.local():
+                found = cadre.flash_attn_varlen_func(q, q, q, ends, ends, 0, 0, causal=True)
+            os._exit(0 if bytes(found.untyped_storage()) == bytes(expected.untyped_storage()) else 1)
+        self.assertEqual(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), 0)
 
     def test_rows_of_a_gpu_that_go_to_the_cpu_are_told_of_once_with_the_remedy(self) -> None:
         def call(dtype: torch.dtype, dim: int, number: int = 0) -> None:

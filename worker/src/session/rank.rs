@@ -133,6 +133,19 @@ impl Rank {
         }
     }
 
+    /// Waits for at most `longest` until [`Self::begin`] would not block, and computes for others meanwhile; whether that is
+    /// so. For callers that look after something else in between, such as signals.
+    pub fn await_step(&self, step: u64, longest: Duration) -> bool {
+        lock(&self.turn).check_begin(step).is_err() || self.side.await_step(step, longest)
+    }
+
+    /// As [`Self::await_step`], until [`Self::wait`] would not block.
+    pub fn await_ready(&self, ticket: &Ticket, longest: Duration) -> bool {
+        let Ticket { planned, at, phase } = ticket;
+        let is_due = lock(&self.turn).check_wait(planned, *phase).is_ok();
+        !is_due || self.side.await_ready(planned, *at, longest)
+    }
+
     /// Why `step` cannot begin.
     fn check_begin(&self, step: u64) -> Result<(), Ending> {
         let checked = lock(&self.turn).check_begin(step);

@@ -80,6 +80,12 @@ pub(super) trait Side: Send + Sync {
     /// As [`Waiting::poll_begin`].
     fn poll_begin(&self, step: u64) -> Option<Next>;
 
+    /// As [`Waiting::await_step`].
+    fn await_step(&self, step: u64, longest: Duration) -> bool;
+
+    /// As [`Waiting::await_ready`].
+    fn await_ready(&self, planned: &PlannedStep, at: At, longest: Duration) -> bool;
+
     /// As [`Waiting::finish`].
     fn finish(&self, awaited: &Awaited<'_>, outputs: Outputs<'_>) -> Result<Option<Error>, Error>;
 
@@ -210,6 +216,14 @@ impl<M: Memory> Side for Keeping<M> {
 
     fn poll_begin(&self, step: u64) -> Option<Next> {
         self.waiting.poll_begin(step)
+    }
+
+    fn await_step(&self, step: u64, longest: Duration) -> bool {
+        self.waiting.await_step(step, longest)
+    }
+
+    fn await_ready(&self, planned: &PlannedStep, at: At, longest: Duration) -> bool {
+        self.waiting.await_ready(planned, at, longest)
     }
 
     fn finish(&self, awaited: &Awaited<'_>, outputs: Outputs<'_>) -> Result<Option<Error>, Error> {

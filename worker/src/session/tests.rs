@@ -83,6 +83,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
     );
 
     // Of a step that is not next: nothing is waited for.
+    assert!(rank.await_step(5, Duration::MAX));
     let Next::End(Ending::Failed { reason, .. }) = rank.begin(5) else { panic!("it begins") };
     assert_eq!(mistaken(&requests), reason);
     assert!(rank.poll_begin(3).is_none());
@@ -105,6 +106,7 @@ fn a_refused_call_sends_nothing_but_its_reason() {
 
     let ticket = rank.submit(at, forward(&q, &kv, &kv)).unwrap();
     assert!(matches!(requests.try_recv(), Ok(Asked::Submit(..))));
+    assert!(!rank.await_ready(&ticket, Duration::ZERO));
     let (mut o, mut lse) = (vec![0.0; QUERY], vec![0.0; 7]);
     let room = Outputs::Forward { o: RowsMut::f32(&mut o), lse: PerHeadMut::f32(&mut lse) };
     let refused = rank.wait(ticket, room).unwrap_err().to_string();
@@ -147,7 +149,7 @@ fn lse_and_its_gradient_lie_at_any_distance() {
 }
 
 #[test]
-fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
+fn a_rank_that_polls_for_its_next_header_or_waits_in_parts_has_waited_for_it() {
     let (rank, _requests, mut outlet) = rank(0);
     // All rows are of rank 1.
     let text = include_str!("../../../testing/header.json").replace("[[{", "[[],[{");
@@ -165,14 +167,28 @@ fn a_rank_that_polls_for_its_next_header_has_waited_for_it() {
         rank.done(StepDone { step, ..StepDone::default() }).unwrap();
         waited
     };
+    let begin_in_parts = |outlet: &mut Outlet<HostRows>, step| {
+        let part = Duration::from_millis(2);
+        rank.announce(lengths(step)).unwrap();
+        assert!(!rank.await_step(step, part) && !rank.await_step(step, part));
+        let header = Arc::new(Header { step, ..of.clone() });
+        outlet.tell(Notice::Step(Arc::new(PlannedStep::new(header).unwrap())));
+        assert!(rank.await_step(step, Duration::MAX));
+        assert!(matches!(rank.begin(step), Next::Step(_)));
+        rank.done(StepDone { step, ..StepDone::default() }).unwrap();
+        2 * part
+    };
     begin(&mut outlet, 0);
     assert_eq!(
         rank.header_wait(),
         Duration::ZERO,
         "that of the first step is the start of the job"
     );
-    for step in 1..3 {
-        let waited = begin(&mut outlet, step);
+    for step in 1..5 {
+        let waited = match step {
+            1 | 2 => begin(&mut outlet, step),
+            _ => begin_in_parts(&mut outlet, step),
+        };
         let told = rank.header_wait();
         assert!(told >= waited, "{told:?} is less than {waited:?}");
     }

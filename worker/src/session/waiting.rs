@@ -58,6 +58,8 @@ struct State<M: Memory> {
     exposed: Duration,
     /// Between the last two steps.
     header_wait: Duration,
+    /// What was exposed when a thread began to wait for the next header, by [`Waiting::await_step`].
+    awaited: Option<Duration>,
     /// When a poll for the next header found none, for the first time.
     polled: Option<Instant>,
     /// The last step that has begun.
@@ -101,6 +103,7 @@ impl<M: Memory> Waiting<M> {
             whole: BTreeMap::new(),
             exposed: Duration::ZERO,
             header_wait: Duration::ZERO,
+            awaited: None,
             polled: None,
             begun: None,
             ended: None,
@@ -117,7 +120,7 @@ impl<M: Memory> Waiting<M> {
     }
 
     pub(super) fn begin(&self, step: u64) -> Option<Next> {
-        let before = self.exposed();
+        let before = lock(&self.state).since_when();
         let next = self.until(None, |it| {
             let waited = it.exposed.saturating_sub(before);
             let next = it.next(step, waited);
@@ -125,6 +128,24 @@ impl<M: Memory> Waiting<M> {
             if next.is_some() || it.begun >= Some(step) { Some(next) } else { None }
         });
         next.expect("without a deadline it waits until there is one")
+    }
+
+    /// Waits for at most `longest` until [`Self::begin`] would not block; whether that is so.
+    pub(super) fn await_step(&self, step: u64, longest: Duration) -> bool {
+        let before = lock(&self.state).since_when();
+        let found = self.until(Instant::now().checked_add(longest), |it| {
+            let is_there = it.ended.is_some() || it.coming.contains_key(&step);
+            (is_there || it.begun >= Some(step)).then_some(())
+        });
+        lock(&self.state).awaited = Some(before);
+        found.is_some()
+    }
+
+    /// Waits for at most `longest` until a phase is ready, as [`Self::is_ready`] says.
+    pub(super) fn await_ready(&self, planned: &PlannedStep, at: At, longest: Duration) -> bool {
+        let own = self.planned_here(planned, at);
+        let ready = |it: &mut State<M>| self.would_not_block(it, (at, own)).then_some(());
+        self.until(Instant::now().checked_add(longest), ready).is_some()
     }
 
     /// The header of `step` or the end of the job, if one is there.
@@ -242,7 +263,10 @@ impl<M: Memory> Waiting<M> {
     /// Whether waiting for a phase would not block: it is whole, or the job has ended.
     pub(super) fn is_ready(&self, planned: &PlannedStep, at: At) -> bool {
         let own = self.planned_here(planned, at);
-        let state = lock(&self.state);
+        self.would_not_block(&lock(&self.state), (at, own))
+    }
+
+    fn would_not_block(&self, state: &State<M>, (at, own): (At, usize)) -> bool {
         state.ended.is_some() || self.is_over(at, own) && state.whole.contains_key(&at)
     }
 
@@ -284,6 +308,11 @@ impl<M: Memory> Waiting<M> {
 }
 
 impl<M: Memory> State<M> {
+    /// What was exposed when the wait for the next header began.
+    fn since_when(&self) -> Duration {
+        self.awaited.unwrap_or(self.exposed)
+    }
+
     /// The header of `step`, for which this rank has waited so long, or the end of the job.
     fn next(&mut self, step: u64, waited: Duration) -> Option<Next> {
         if let Some(ending) = &self.ended {
@@ -292,7 +321,7 @@ impl<M: Memory> State<M> {
         let planned = self.coming.remove(&step)?;
         self.header_wait = if self.begun.is_some() { waited } else { Duration::ZERO };
         self.begun = Some(step);
-        self.polled = None;
+        (self.awaited, self.polled) = (None, None);
         self.exposed = Duration::ZERO;
         self.whole = self.whole.split_off(&At::new(step, 0));
         Some(Next::Step(planned))
