@@ -223,6 +223,13 @@ impl Output {
         whole::write_json(&self.path().join(END), summary)
     }
 
+    /// Whether a trainer has been started.
+    pub(crate) fn has_logs_of_trainers(&self) -> bool {
+        let logs = std::fs::read_dir(self.path().join("logs"));
+        let mut names = logs.into_iter().flatten().flatten().map(|it| it.file_name());
+        names.any(|it| it.to_string_lossy().starts_with("trainer-"))
+    }
+
     /// Gives the directory back as it was found, when nothing has come of the run.
     pub(crate) fn withdraw(self) {
         self.directory.withdraw();

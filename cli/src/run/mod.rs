@@ -57,6 +57,7 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     }
     let mut output = Output::open(directory)?;
     let mut face = Face::new(options.json, config.steps);
+    let is_script = config.steps.is_none();
     let mut opening = vec![format!("results go to {}", output.path().display())];
     if !passed_over.is_empty() {
         opening.push(format!("only for a cluster, passed over here: {}", passed_over.join("; ")));
@@ -64,7 +65,9 @@ pub(crate) fn run(options: &RunOptions) -> Result<(), Failure> {
     let Supervised { result, lost, attempts, steps } =
         supervise(config, &opening, &mut output, &mut face);
     let ended_early = lost.is_some() || matches!(result, Err(RunError::BadInput { .. }));
-    if ended_early && steps == 0 {
+    // What a script has said and written before it failed is all that tells where.
+    let is_told = is_script && lost.is_none() && output.has_logs_of_trainers();
+    if ended_early && steps == 0 && !is_told {
         face.clear();
         output.withdraw();
         return Err(lost.map_or_else(|| result.expect_err("ended early").into(), Failure::Lost));
