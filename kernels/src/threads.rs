@@ -2,12 +2,13 @@
 //!
 //! In: a number of units, independent of each other, dearest first. Out: each of them was run once.
 //!
-//! With one thread no other thread is involved. Pools are made once per size and kept.
+//! With one thread no other thread is involved. Pools are made once per size and process, and kept: a forked child has none of its
+//! parent's threads.
 
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, TryLockError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -53,14 +54,20 @@ impl Threads {
 
 /// The pool of `size` helper threads. None where the system refuses threads; then the caller works alone.
 fn pool(size: usize) -> Option<Arc<ThreadPool>> {
-    static POOLS: Mutex<BTreeMap<usize, Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
-    let mut pools = POOLS.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(pool) = pools.get(&size) {
+    static POOLS: Mutex<BTreeMap<(u32, usize), Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
+    let key = (std::process::id(), size);
+    let mut pools = match POOLS.try_lock() {
+        Ok(it) => it,
+        Err(TryLockError::Poisoned(it)) => it.into_inner(),
+        // Held while a pool is made; in a forked child it may be held for ever.
+        Err(TryLockError::WouldBlock) => return None,
+    };
+    if let Some(pool) = pools.get(&key) {
         return Some(Arc::clone(pool));
     }
     let name = |index| format!("kernels-{index}");
     let pool = Arc::new(ThreadPoolBuilder::new().num_threads(size).thread_name(name).build().ok()?);
-    pools.insert(size, Arc::clone(&pool));
+    pools.insert(key, Arc::clone(&pool));
     Some(pool)
 }
 
