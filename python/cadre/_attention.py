@@ -193,6 +193,15 @@ def _is_batched(it: Tensor | None) -> bool:
     return it is not None and torch._C._functorch.is_legacy_batchedtensor(it)
 
 
+def refuse_batched(dout: Tensor | None, dlse: Tensor | None) -> None:
+    """Refuses several gradients at once."""
+    if _is_batched(dout) or _is_batched(dlse):
+        raise NotImplementedError(
+            "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
+            "torch.autograd.grad once for each"
+        )
+
+
 class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which would take longer than their own work."""
 
@@ -210,11 +219,7 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     @_mistakes.names_rank
     def backward(ctx, dout, dlse=None):
-        if _is_batched(dout) or _is_batched(dlse):
-            raise NotImplementedError(
-                "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
-                "torch.autograd.grad once for each"
-            )
+        refuse_batched(dout, dlse)
         q, k, v, o, lse = ctx.saved_tensors
         dout = torch.zeros_like(o) if dout is None else dout
         call, ticket, ends = _backward, ctx.ticket, ctx.lengths
