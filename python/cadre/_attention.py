@@ -9,6 +9,7 @@ is not supported is ignored: it is refused by its name.
 """
 
 import threading
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -61,7 +62,7 @@ def _forward(
             at, layer_at = phase
             number = step.ticket(at, layer_at)
             if kept:
-                o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
+                o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}", is_named=named is not None)
                 return o, lse, number, told
             if (lent := _place.lent(q)) and job.session.gpu is None:
                 _place.say_in_place(q, job.wire)
@@ -208,7 +209,7 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, call, with_lse):
         o, lse, ctx.ticket, ctx.lengths = _forward(q, k, v, *call)
-        ctx.ends, _, ctx.kind, _ = call
+        _, _, ctx.kind, _ = call
         ctx.save_for_backward(q, k, v, o, lse)
         if not with_lse:
             return o
@@ -224,8 +225,9 @@ class _Direct(torch.autograd.Function):
         dout = torch.zeros_like(o) if dout is None else dout
         call, ticket, ends = _backward, ctx.ticket, ctx.lengths
         if torch.is_grad_enabled():
-            # The operator refuses to be differentiated again.
-            call, ends = torch.ops.cadre.attention_backward, ctx.ends
+            # The operator refuses to be differentiated again. The caller's tensor may have other ends by now.
+            call = torch.ops.cadre.attention_backward
+            ends = None if ends is None else torch.tensor([0, *accumulate(ends)], device="cpu")
             ticket = torch.tensor(ticket, device="cpu")
             dlse = torch.zeros_like(lse) if dlse is None else dlse
         return *call(dout, dlse, q, k, v, o, lse, ticket, ends, ctx.kind), None, None

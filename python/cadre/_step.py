@@ -11,7 +11,7 @@ import time
 
 import torch
 
-from ._kept import Kept
+from ._kept import NAME_IT, Kept
 from ._layout import Shape, Stretch, same_on
 from ._turns import Turn, in_words, order_of
 
@@ -260,7 +260,7 @@ class Step:
             if before == turn:
                 raise RuntimeError(
                     f"{where}: two forwards are recomputed before the backward of layer {turn}, and nothing says of "
-                    "which layers; checkpoint each layer by itself, or give init the model of transformers"
+                    f"which layers; {NAME_IT}; or checkpoint each layer by itself"
                 )
             self.recomputed[at] = turn
         return layer

@@ -290,6 +290,18 @@ class Operators(unittest.TestCase):
         with self.assertRaisesRegex(NotImplementedError, "q has a tangent"):
             torch.func.jvp(lambda it: call(it, it, it), (q.detach()[:, :2],), (q.detach()[:, :2],))
 
+    def test_ends_that_change_before_the_backward_change_no_gradient(self) -> None:
+        three, ends = rows(), CU_SEQLENS.clone()
+        expected = torch.autograd.grad(call(*three).square().sum(), three)
+        for create_graph in (False, True):
+            ends.copy_(CU_SEQLENS)
+            o = cadre.flash_attn_varlen_func(*three, ends, ends, 130, 130, causal=True)
+            # As a loader does that has one buffer.
+            ends.copy_(torch.tensor([0, 1, 2, 161]))
+            found = torch.autograd.grad(o.square().sum(), three, create_graph=create_graph)
+            for one, other in zip(found, expected, strict=True):
+                self.assertTrue(torch.equal(one, other), f"create_graph={create_graph}")
+
     def test_a_transform_of_functions_is_refused_by_its_name(self) -> None:
         q = rows(2)[0]
 
