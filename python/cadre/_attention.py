@@ -15,8 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _documents, _frozen, _here, _job, _kept, _layout, _local, _mistakes, _place
+from . import _documents, _frozen, _here, _job, _kept, _kind, _layout, _local, _mistakes, _place
 from ._documents import LOCAL_TICKET
+from ._native import RefusedError
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
 _next = threading.local()
@@ -93,7 +94,11 @@ def _forward(
             number = LOCAL_TICKET - 1 - step.key()
         o, lse = check.attention(kind, lengths, (q, k, v))
     else:
-        o, lse = _here.forward(kind, lengths, q, k, v)
+        try:
+            o, lse = _here.forward(kind, lengths, q, k, v)
+        except RefusedError:
+            _layout.refuse_rows(lengths, q, k)
+            raise
         if check:
             check.saw(o)
     if taken:
@@ -300,7 +305,7 @@ def attend(
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     if layer is not None and not isinstance(layer, Tensor):
         raise TypeError(f"layer is {layer!r}; give its number in a tensor: torch.tensor({layer!r})")
-    kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
+    kind = _kind.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     call = (cu_seqlens_q, cu_seqlens_k, kind, layer)
     if torch.compiler.is_compiling():
         o, lse, _ = torch.ops.cadre.attention(q, k, v, *call)
@@ -353,7 +358,7 @@ def flash_attn_varlen_func(
         _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
     if s_aux is not None or learnable_sink is not None:
         sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
-    how: dict[str, Any] = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale}
+    how: dict[str, Any] = {"mask": _kind.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale}
     how |= {"softcap": softcap, "sinks": sinks, "layer": layer, "with_lse": return_attn_probs}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _attention, _job, _kept, _layout, _local, _mistakes, _place
+from . import _attention, _job, _kept, _kind, _layout, _local, _mistakes, _place
 from ._native import Ticket
 
 
@@ -114,7 +114,7 @@ def submit(
     """
     if torch.compiler.is_compiling():
         raise NotImplementedError("cadre.submit is not for compiled code; compile what lies between submit and wait")
-    mask = _layout.mask_of(causal, window_size)
+    mask = _kind.mask_of(causal, window_size)
     pool = _job.pooled()
     if pool is None:
         here = cu_seqlens is None and micro_batch is not None and not _local.under_local()
@@ -138,7 +138,7 @@ def submit(
         o = q + 0 * (k.sum() + v.sum())
         return InFlight((o, o.float().sum(-1)))
     lengths = None if cu_seqlens is None else _layout.differences("cu_seqlens", cu_seqlens)
-    kind = _layout.kind_of(q.shape[-1], mask, chunk, softmax_scale, softcap or None)
+    kind = _kind.kind_of(q.shape[-1], mask, chunk, softmax_scale, softcap or None)
     with job.turn:
         if job.refuses_wider:
             _place.refuse_wider(step.where(at), q, job.wire)

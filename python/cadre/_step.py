@@ -12,7 +12,8 @@ import time
 import torch
 
 from ._kept import NAME_IT, Kept
-from ._layout import Shape, Stretch, same_on
+from ._kind import same_on
+from ._layout import Shape, Stretch
 from ._turns import Turn, in_words, order_of
 
 # More micro-batches than a step can have: the session counts them in 16 bits.
