@@ -119,6 +119,15 @@ class Flights(Alone):
                 layer.rest(x, o).sum().backward()
             self.assertTrue(torch.equal(x.grad, gradient))
 
+    def test_a_micro_batch_without_documents_needs_no_call(self) -> None:
+        self.join_itself()
+        cadre.begin_step([[8], [], [8]])
+        for at in (0, 2):
+            with self.assertRaisesRegex(RuntimeError, "2 of 3 micro-batches were run|forward phases and 0 of 1 backw"):
+                cadre.begin_step([8])
+            cadre.wait(cadre.submit(*self.rows(), micro_batch=at))[0].sum().backward()
+        self.assertTrue(cadre.begin_step([8]))
+
     def test_results_are_waited_for_in_the_order_whose_reverse_goes_backward(self) -> None:
         self.join_itself()
         cadre.begin_step([[8], [8]], turns="F0+1 B1+0")
