@@ -15,7 +15,8 @@ from ._attention import flash_attn_varlen_func
 from ._batches import Batches, batches
 from ._flight import submit, wait
 from ._job import begin_step, finish, init, next_micro_batch
-from ._layout import Kind, Shape, Stretch
+from ._kind import Kind
+from ._layout import Shape, Stretch
 from ._local import local
 from ._native import Session, Ticket, __version__
 from ._observe import Observer, observe

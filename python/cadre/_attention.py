@@ -9,13 +9,15 @@ is not supported is ignored: it is refused by its name.
 """
 
 import threading
+from itertools import accumulate
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from . import _documents, _frozen, _here, _job, _kept, _layout, _local, _mistakes, _place
+from . import _documents, _frozen, _here, _job, _kept, _kind, _layout, _local, _mistakes, _place
 from ._documents import LOCAL_TICKET
+from ._native import RefusedError
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
 _next = threading.local()
@@ -61,7 +63,7 @@ def _forward(
             at, layer_at = phase
             number = step.ticket(at, layer_at)
             if kept:
-                o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}")
+                o, lse = kept.again((q, k, v), f"{step.where(at)}, layer {layer_at}", is_named=named is not None)
                 return o, lse, number, told
             if (lent := _place.lent(q)) and job.session.gpu is None:
                 _place.say_in_place(q, job.wire)
@@ -92,7 +94,11 @@ def _forward(
             number = LOCAL_TICKET - 1 - step.key()
         o, lse = check.attention(kind, lengths, (q, k, v))
     else:
-        o, lse = _here.forward(kind, lengths, q, k, v)
+        try:
+            o, lse = _here.forward(kind, lengths, q, k, v)
+        except RefusedError:
+            _layout.refuse_rows(lengths, q, k)
+            raise
         if check:
             check.saw(o)
     if taken:
@@ -193,13 +199,22 @@ def _is_batched(it: Tensor | None) -> bool:
     return it is not None and torch._C._functorch.is_legacy_batchedtensor(it)
 
 
+def refuse_batched(dout: Tensor | None, dlse: Tensor | None) -> None:
+    """Refuses several gradients at once."""
+    if _is_batched(dout) or _is_batched(dlse):
+        raise NotImplementedError(
+            "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
+            "torch.autograd.grad once for each"
+        )
+
+
 class _Direct(torch.autograd.Function):
     """The operators without torch's dispatcher, which would take longer than their own work."""
 
     @staticmethod
     def forward(ctx, q, k, v, call, with_lse):
         o, lse, ctx.ticket, ctx.lengths = _forward(q, k, v, *call)
-        ctx.ends, _, ctx.kind, _ = call
+        _, _, ctx.kind, _ = call
         ctx.save_for_backward(q, k, v, o, lse)
         if not with_lse:
             return o
@@ -210,17 +225,14 @@ class _Direct(torch.autograd.Function):
     @staticmethod
     @_mistakes.names_rank
     def backward(ctx, dout, dlse=None):
-        if _is_batched(dout) or _is_batched(dlse):
-            raise NotImplementedError(
-                "is_grads_batched (jacobian with vectorize=True): attention takes one gradient at a time; call "
-                "torch.autograd.grad once for each"
-            )
+        refuse_batched(dout, dlse)
         q, k, v, o, lse = ctx.saved_tensors
         dout = torch.zeros_like(o) if dout is None else dout
         call, ticket, ends = _backward, ctx.ticket, ctx.lengths
         if torch.is_grad_enabled():
-            # The operator refuses to be differentiated again.
-            call, ends = torch.ops.cadre.attention_backward, ctx.ends
+            # The operator refuses to be differentiated again. The caller's tensor may have other ends by now.
+            call = torch.ops.cadre.attention_backward
+            ends = None if ends is None else torch.tensor([0, *accumulate(ends)], device="cpu")
             ticket = torch.tensor(ticket, device="cpu")
             dlse = torch.zeros_like(lse) if dlse is None else dlse
         return *call(dout, dlse, q, k, v, o, lse, ticket, ends, ctx.kind), None, None
@@ -293,7 +305,7 @@ def attend(
         watched.append(q.requires_grad or k.requires_grad or v.requires_grad)
     if layer is not None and not isinstance(layer, Tensor):
         raise TypeError(f"layer is {layer!r}; give its number in a tensor: torch.tensor({layer!r})")
-    kind = _layout.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
+    kind = _kind.kind_of(q.shape[-1], mask, chunk, scale, softcap or None)
     call = (cu_seqlens_q, cu_seqlens_k, kind, layer)
     if torch.compiler.is_compiling():
         o, lse, _ = torch.ops.cadre.attention(q, k, v, *call)
@@ -346,7 +358,7 @@ def flash_attn_varlen_func(
         _layout.refuse(dropout_p=dropout_p, alibi_slopes=alibi_slopes, block_table=block_table)
     if s_aux is not None or learnable_sink is not None:
         sinks = _layout.one_of(sinks=sinks, s_aux=s_aux, learnable_sink=learnable_sink)
-    how: dict[str, Any] = {"mask": _layout.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale}
+    how: dict[str, Any] = {"mask": _kind.mask_of(causal, window_size), "chunk": chunk, "scale": softmax_scale}
     how |= {"softcap": softcap, "sinks": sinks, "layer": layer, "with_lse": return_attn_probs}
     o, lse = attend(q, k, v, cu_seqlens_q, cu_seqlens_k, **how)
     return (o, lse.transpose(0, 1), None) if return_attn_probs else o

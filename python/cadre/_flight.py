@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _attention, _job, _kept, _layout, _local, _mistakes, _place
+from . import _attention, _job, _kept, _kind, _layout, _local, _mistakes, _place
 from ._native import Ticket
 
 
@@ -25,8 +25,11 @@ class InFlight:
         """What is there without waiting, or where results of the backward go."""
         self.step, self.number = step, number
         """The step, and the number of the phase in all steps."""
-        self.rows: tuple[Tensor, ...] = ()
-        """Q, K and V, until they are waited for."""
+        self.phase = (-1, -1)
+        """Micro-batch and layer."""
+        self.shape: tuple[int, ...] = ()
+        self.dtype = torch.float32
+        """Shape and type of Q."""
         self.lent: _place.Behind | None = None
         self.out: Ticket | None = None
         """The session's ticket of the half that is out."""
@@ -35,13 +38,15 @@ class InFlight:
 
 
 class _Submit(torch.autograd.Function):
-    """A token that stands for the phase: what `_Wait` makes of it depends on Q, K and V."""
+    """A token that stands for the phase: what `_Wait` makes of it depends on Q, K and V. They are saved here, so that
+    torch sees whether they change after they were submitted."""
 
     @staticmethod
-    def forward(ctx, flight, job, phase, q, k, v):
+    def forward(ctx, flight, job, q, k, v):
         ctx.flight, ctx.job = flight, job
-        flight.rows, flight.lent = tuple(it.detach() for it in (q, k, v)), _place.lent(q)
-        flight.out = job.session.submit(phase, tuple(_place.rows(it) for it in flight.rows), lent=flight.lent)
+        ctx.save_for_backward(q, k, v)
+        flight.shape, flight.dtype, flight.lent = q.shape, q.dtype, _place.lent(q)
+        flight.out = job.session.submit(flight.phase, tuple(_place.rows(it) for it in (q, k, v)), lent=flight.lent)
         return torch.zeros((), device=q.device)
 
     @staticmethod
@@ -49,26 +54,31 @@ class _Submit(torch.autograd.Function):
         flight, job = ctx.flight, ctx.job
         results, flight.results = flight.results, ()
         job.not_finite.found(flight.step, job.session.wait(flight.out, *results, lent=flight.lent))
-        return None, None, None, *results
+        return None, None, *results
 
 
 class _Wait(torch.autograd.Function):
     @staticmethod
     def forward(ctx, flight, job, token):
         ctx.flight, ctx.job, ctx.device = flight, job, token.device
-        rows, flight.rows = flight.rows, ()
-        o, lse = _place.room(rows[0].shape, rows[0]), _place.room(rows[0].shape[:2], rows[0], torch.float32)
+        o = _place.room(flight.shape, token, flight.dtype)
+        lse = _place.room(flight.shape[:2], token, torch.float32)
         job.not_finite.found(flight.step, job.session.wait(flight.out, o, lse, lent=flight.lent))
         ctx.set_materialize_grads(False)
-        ctx.save_for_backward(*rows, o, lse)
+        ctx.save_for_backward(o, lse)
         return o, lse
 
     @staticmethod
+    @_mistakes.names_rank
     def backward(ctx, dout, dlse):
         if torch.is_grad_enabled():
             _attention.refuse_second_derivative()
+        _attention.refuse_batched(dout, dlse)
         flight, job = ctx.flight, ctx.job
-        *rows, o, lse = ctx.saved_tensors
+        o, lse = ctx.saved_tensors
+        # Of the half before: the token is all that this one has.
+        ((before, _),) = ctx.next_functions
+        rows = before.saved_tensors
         dout = torch.zeros_like(o) if dout is None else dout
         gradients = (_place.rows(o), lse.contiguous(), _place.rows(dout), None if dlse is None else dlse.contiguous())
         job.check_process()
@@ -96,6 +106,7 @@ def submit(
     micro_batch: int | None = None,
 ) -> InFlight:
     """Begins attention on packed rows, `[rows, heads, dim]`, of a micro-batch of the step (default: the current one).
+    One that is named needs no `next_micro_batch`.
 
     In a step whose `turns` let micro-batches go through a layer together (`F0+1 B1+0`), each is submitted before the
     first is waited for. The script calls the layers of each in their order, and one backward for all of them. Nothing
@@ -103,7 +114,7 @@ def submit(
     """
     if torch.compiler.is_compiling():
         raise NotImplementedError("cadre.submit is not for compiled code; compile what lies between submit and wait")
-    mask = _layout.mask_of(causal, window_size)
+    mask = _kind.mask_of(causal, window_size)
     pool = _job.pooled()
     if pool is None:
         here = cu_seqlens is None and micro_batch is not None and not _local.under_local()
@@ -127,14 +138,16 @@ def submit(
         o = q + 0 * (k.sum() + v.sum())
         return InFlight((o, o.float().sum(-1)))
     lengths = None if cu_seqlens is None else _layout.differences("cu_seqlens", cu_seqlens)
-    kind = _layout.kind_of(q.shape[-1], mask, chunk, softmax_scale, softcap or None)
+    kind = _kind.kind_of(q.shape[-1], mask, chunk, softmax_scale, softcap or None)
     with job.turn:
         if job.refuses_wider:
             _place.refuse_wider(step.where(at), q, job.wire)
         phase, _ = step.forward_phase(kind, lengths, [tuple(it.shape) for it in (q, k, v)], None, at)
         flight = InFlight(step=step.number, number=step.ticket(*phase))
-        flight.token = _Submit.apply(flight, job, phase, q, k, v)
+        flight.phase = phase
+        flight.token = _Submit.apply(flight, job, q, k, v)
         step.forward[at] += 1
+        step.flights.add(phase)
     return flight
 
 
@@ -145,10 +158,14 @@ def wait(flight: InFlight) -> tuple[Tensor, Tensor]:
         raise TypeError(f"wait: {type(flight).__name__} is not what cadre.submit returned")
     if flight.waited:
         raise ValueError("wait: it was waited for; submit again")
-    flight.waited = True
-    token, flight.token = flight.token, None
-    if token is None:
+    if flight.token is None:
+        flight.waited = True
         return flight.results
     job = _job.current()
     job.check_process()
+    with job.turn:
+        if (step := job.running) and step.number == flight.step:
+            step.end_flight(*flight.phase)
+    flight.waited = True
+    token, flight.token = flight.token, None
     return _Wait.apply(flight, job, token)

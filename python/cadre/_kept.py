@@ -13,6 +13,12 @@ def is_repeated() -> bool:
     return not torch.is_grad_enabled() or torch._C._autograd._top_saved_tensors_default_hooks(True) is not None
 
 
+NAME_IT = (
+    "where one checkpoint holds several layers, pass layer=, the layer's number in a tensor, or give init the model of "
+    "transformers"
+)
+"""The remedy where nothing says which layer is computed again."""
+
 Inputs = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Q, K and V."""
 
@@ -27,15 +33,17 @@ class Kept:
         self.samples = _samples(inputs)
         self.results = [it.detach().clone() for it in results]
 
-    def again(self, inputs: Inputs, where: str) -> list[torch.Tensor]:
+    def again(self, inputs: Inputs, where: str, *, is_named: bool = True) -> list[torch.Tensor]:
+        """The results, for the same inputs. `is_named`: whether the call said which layer it repeats."""
         for name, one, other in zip("qkv", self.samples, _samples(inputs), strict=True):
             # Another order of sums may have changed the last bits.
             # What is not finite was reported, and is the same again.
             size = float(one.nan_to_num(0.0, 0.0, 0.0).abs().max())
             if not torch.allclose(one, other, rtol=1e-2, atol=1e-2 * size, equal_nan=True):
                 raise RuntimeError(
-                    f"{where}: {name} of a forward in the backward is not that of the layer's first one; attention "
-                    "that is no recompute belongs under cadre.local(), and a recompute needs the same random numbers"
+                    f"{where}: {name} of a forward in the backward is not that of the layer's first one; "
+                    f"{'' if is_named else NAME_IT + '; '}attention that is no recompute belongs under cadre.local(), "
+                    "and a recompute needs the same random numbers"
                 )
         return [it.clone() for it in self.results]
 

@@ -11,55 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
+from ._kind import Kind, check_heads, kind_of, kinds_of
 from ._mistakes import names_rank
-
-
-@dataclass(frozen=True)
-class Kind:
-    """Kind of a layer's core attention. Sinks are not part of it: the model applies them."""
-
-    mask: str = "causal"
-    """`causal`, `full` or `window:ROWS`: a row's own key and the ROWS - 1 before it."""
-    chunk: int | None = None
-    """Rows of a chunk: attention does not cross from one to the next."""
-    scale: float | None = None
-    """Factor of the scores; `None` is head_dim ** -0.5."""
-    softcap: float | None = None
-    """Scores become softcap * tanh(score / softcap)."""
-    heads: tuple[int, int] | None = None
-    """Query heads and KV heads, where the layer has others than the model."""
-    head_dim: int | None = None
-    """Likewise."""
-
-    @classmethod
-    def of(cls, mask: str) -> "Kind":
-        """A mask alone; `chunk:ROWS` is causal in chunks."""
-        rows = mask.removeprefix("chunk:")
-        return cls(mask) if rows == mask or not rows.isdigit() else cls(chunk=int(rows))
-
-
-def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, softcap: float | None) -> str:
-    """A kind as text, of as many digits as f32 has. The usual scale is left out, so that it is computed where the
-    servers compute it, to its last bit."""
-    told, usual = mask, head_dim**-0.5
-    if chunk is not None:
-        told += f" in chunks of {chunk}"
-    if scale is not None and not abs(scale - usual) <= 1e-6 * usual:
-        told += f" scale {scale:.9g}"
-    if softcap:
-        told += f" softcap {softcap:.9g}"
-    return told
-
-
-def same_on(longest: int, *kinds: str) -> bool:
-    """Whether kinds keep the same keys of documents of at most so many rows: a window that is no shorter is causal. By
-    a kernel's name transformers leaves such windows out."""
-    told = set()
-    for it in kinds:
-        mask, _, more = it.partition(" ")
-        rows = mask.removeprefix("window:")
-        told.add(("causal" if rows != mask and int(rows) >= longest else mask, more))
-    return len(told) == 1
 
 
 def refuse(**arguments: object) -> None:
@@ -89,26 +42,6 @@ def one_of(**names: torch.Tensor | None) -> torch.Tensor | None:
     return names[given[0]] if given else None
 
 
-def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
-    """The mask that FlashAttention's arguments describe."""
-    if causal is True and window_size == (-1, -1):
-        return "causal"
-    sides = window_size if isinstance(window_size, (tuple, list)) else ()
-    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
-        raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
-    left, right = window_size
-    if left < -1 or right < -1:
-        raise ValueError(f"window_size {(left, right)}: a side has 0 rows or more, or -1 for all")
-    if causal or right == 0:
-        # As FlashAttention has it: a causal row sees no later key, whatever is to the right.
-        return f"window:{left + 1}" if left >= 0 else "causal"
-    if (left, right) != (-1, -1):
-        raise NotImplementedError(
-            f"window_size {(left, right)} with causal=False: rows see no later key here, or all rows of their document"
-        )
-    return "full"
-
-
 @dataclass(frozen=True)
 class Shape:
     """Core attention of a model: heads, and the kind of each layer. A mask alone is a kind, too."""
@@ -124,11 +57,16 @@ class Shape:
 
     @names_rank
     def __post_init__(self) -> None:
-        kinds = [Kind.of(it) if isinstance(it, str) else it for it in self.kinds]
-        own = (((it.heads or (self.query_heads, self.kv_heads)), it.head_dim or self.head_dim) for it in kinds)
+        kinds = kinds_of("Shape", self.kinds)
+        dims = (self.head_dim if it.head_dim is None else it.head_dim for it in kinds)
+        own = ((it.heads or (self.query_heads, self.kv_heads), dim) for it, dim in zip(kinds, dims, strict=True))
         heads = self.heads or tuple((query, kv, dim) for (query, kv), dim in own)
         if len(heads) != len(kinds):
             raise ValueError(f"Shape: {len(kinds)} layers have kinds and {len(heads)} heads; leave heads to the kinds")
+        if not 0 <= self.frozen <= len(kinds):
+            raise ValueError(f"Shape: frozen is {self.frozen} of {len(kinds)} layers; say how many have no backward")
+        for layer, it in enumerate(heads):
+            check_heads(f"Shape: layer {layer}", *it)
         pairs = zip(heads, kinds, strict=True)
         told = (kind_of(dim, it.mask, it.chunk, it.scale, it.softcap) for (_, _, dim), it in pairs)
         object.__setattr__(self, "kinds", tuple(told))
@@ -362,6 +300,18 @@ def differences(name: str, ends: torch.Tensor) -> list[int]:
         remedy = "; take documents of 0 rows out, as torch.unique_consecutive does" if repeats else ""
         raise ValueError(f"{name} is {told}; it begins with 0 and each number is higher than the one before{remedy}")
     return lengths
+
+
+def refuse_rows(lengths: Sequence[int], q: torch.Tensor, k: torch.Tensor) -> None:
+    """Refuses what a call's tensors have by the names of its arguments, where the native half has refused it."""
+    if sum(lengths) != len(q) == len(k):
+        raise ValueError(
+            f"cu_seqlens_q ends at {sum(lengths)} and q has {len(q)} rows; give the rows of these documents alone: "
+            "rows behind the last one (padding) are not there"
+        )
+    heads, kv_heads = q.shape[1], k.shape[1]
+    if not kv_heads or not heads or heads % kv_heads:
+        raise ValueError(f"q has {heads} heads and k {kv_heads}; give q a multiple of k's heads, 1 or more")
 
 
 def lengths_of(batch: Any) -> Layout:

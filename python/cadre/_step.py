@@ -11,8 +11,9 @@ import time
 
 import torch
 
-from ._kept import Kept
-from ._layout import Shape, Stretch, same_on
+from ._kept import NAME_IT, Kept
+from ._kind import same_on
+from ._layout import Shape, Stretch
 from ._turns import Turn, in_words, order_of
 
 # More micro-batches than a step can have: the session counts them in 16 bits.
@@ -52,6 +53,8 @@ class Step:
         """By micro-batch, the layer that a call without a layer's number was taken for last, in a backward."""
         self.tasks: dict[int, int] = {}
         """Micro-batches of autograd's backwards."""
+        self.flights: set[tuple[int, int]] = set()
+        """Forwards that were submitted, and that nobody has waited for: by micro-batch and layer."""
         self.loss, self.gradient_norm, self.learning_rate = 0.0, 0.0, 0.0
         self.validation_loss: float | None = None
         self.tokens: int | None = None
@@ -106,6 +109,11 @@ class Step:
     def missing(self, at: int) -> str | None:
         """What a micro-batch still lacks."""
         forward, backward = self.forward[at], self.backward[at]
+        if flying := [layer for of, layer in self.flights if of == at]:
+            return (
+                f"{self.where(at)}: nobody waited for layer {min(flying)}, which was submitted; call cadre.wait with "
+                "what cadre.submit returned"
+            )
         if not self.pooled or not self.layouts[at] or (forward, backward) == (self.layers, self.backwards):
             return None
         return (
@@ -143,14 +151,16 @@ class Step:
 
     def unfinished(self) -> str | None:
         """What the step still lacks."""
-        begun, count = self.at + 1, len(self.layouts)
-        for at in range(begun):
+        count = len(self.layouts)
+        # What `submit` names needs no `next_micro_batch`, and what has no documents no call.
+        begun = [at for at in range(count) if at <= self.at or self.forward[at] or not self.layouts[at]]
+        for at in begun:
             if missing := self.missing(at):
                 return missing
-        if self.pooled and begun < count:
+        if self.pooled and len(begun) < count:
             return (
-                f"rank {self.rank}, step {self.number}: {begun} of {count} micro-batches were run; call "
-                "next_micro_batch before each of the others"
+                f"rank {self.rank}, step {self.number}: {len(begun)} of {count} micro-batches were run; call "
+                "next_micro_batch before each of the others, or submit with micro_batch="
             )
         return None
 
@@ -251,10 +261,24 @@ class Step:
             if before == turn:
                 raise RuntimeError(
                     f"{where}: two forwards are recomputed before the backward of layer {turn}, and nothing says of "
-                    "which layers; checkpoint each layer by itself, or give init the model of transformers"
+                    f"which layers; {NAME_IT}; or checkpoint each layer by itself"
                 )
             self.recomputed[at] = turn
         return layer
+
+    def end_flight(self, at: int, layer: int) -> None:
+        """The results of a submitted forward are waited for. Refuses it where autograd, which goes backward in the
+        reverse order, would come to another micro-batch than the turn of the backward."""
+        together = next((these for way, these in self.order if way == "B" and at in these), ())
+        before = together[together.index(at) + 1 :] if at in together and layer >= self.shape.frozen else ()
+        for other in reversed(before):
+            if self.layouts[other] and (self.forward[other] <= layer or (other, layer) in self.flights):
+                raise RuntimeError(
+                    f"{self.where(at)}: wait for layer {layer}, and that for micro-batch {other} comes before, since "
+                    f"autograd goes backward in the reverse order{self.in_order()}; wait for it first, or begin the "
+                    "step with other turns"
+                )
+        self.flights.discard((at, layer))
 
     def ticket(self, at: int, layer: int) -> int:
         """Number of a phase, counted over all steps."""

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ._attention import attend, flash_attn_varlen_func
-from ._layout import mask_of, refuse
+from ._kind import mask_of
+from ._layout import refuse
 from ._mistakes import names_rank
 
 

@@ -21,7 +21,8 @@ from torch import Tensor, nn
 
 from . import _job, _local
 from ._attention import attend
-from ._layout import Kind, Shape, mask_of, refuse, refuse_widths
+from ._kind import Kind, mask_of
+from ._layout import Shape, refuse, refuse_widths
 from ._mistakes import names_rank
 
 _CAUSAL = (AttnMaskType.causal, AttnMaskType.padding_causal)

@@ -18,7 +18,8 @@ from torchtitan.config import derive, override
 from torchtitan.models.common.attention import VarlenAttention, VarlenMetadata
 
 from ._attention import attend
-from ._layout import Kind, Shape, mask_of, refuse
+from ._kind import Kind, mask_of
+from ._layout import Shape, refuse
 from ._mistakes import names_rank
 
 

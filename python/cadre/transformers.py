@@ -20,7 +20,8 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers import masking_utils as masks
 
 from ._attention import attend
-from ._layout import mask_of, refuse, refuse_widths
+from ._kind import mask_of
+from ._layout import refuse, refuse_widths
 from ._mistakes import names_rank
 
 # What models hand down to every layer, and core attention does not depend on.

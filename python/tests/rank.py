@@ -298,12 +298,17 @@ def bad_input(call: Callable, q: torch.Tensor) -> None:
         ("outside of a step documents have no known ends", {"cu_seqlens_q": None, "cu_seqlens_k": None}),
         ("window_size (-2, 0): a side has 0 rows or more", {"window_size": (-2, 0)}),
         ("dropout_p is 0.1: it is not there yet; leave it out", {"dropout_p": 0.1}),
+        ("softmax_scale is -1.0; give a number from", {"softmax_scale": -1.0}),
+        ("softcap is -1.0; give a number from", {"softcap": -1.0}),
+        ("head dim of q is 12; heads have a multiple of 8", {"q": q[..., :12], "k": k[..., :12], "v": k[..., :12]}),
         ("sinks and s_aux are given", {"sinks": q[0, :, 0], "s_aux": q[0, :, 0]}),
         ("sinks are (5,) and q has 4 heads", {"sinks": q[:, 0, 0]}),
         ("layer is 0; give its number in a tensor", {"layer": 0}),
     ):
         mistaken(words, lambda more=more: call(**{"q": q} | more))
     mistaken("query has 4 heads and key 2; pass enable_gqa=True", lambda: cadre.varlen_attn(q, k, k, ends, ends, 5, 5))
+    mistaken("Shape: layer 0: head_dim is 12", lambda: cadre.Shape(2, 2, 12, ("causal",)))
+    mistaken("Kind: scale is 0", lambda: cadre.Kind(scale=0))
     mistaken("give [batch, rows, heads, dim]", lambda: cadre.flash_attn_func(q, k, k))
     mistaken("k is torch.float64", lambda: cadre.submit(q, k.double(), k))
     mistaken("list is not what cadre.submit returned", lambda: cadre.wait([]))

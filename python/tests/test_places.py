@@ -5,10 +5,12 @@ import contextvars
 import ctypes
 import io
 import os
+import re
 import signal
 import sys
 import threading
 import unittest
+from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
 
@@ -67,6 +69,112 @@ class Halves(Alone):
             cadre.wait(found)
         with self.assertRaisesRegex(Exception, "cadre.submit is not for compiled code"):
             torch.compile(lambda *it: cadre.wait(cadre.submit(*it)), backend="eager", fullgraph=True)(*rows())
+
+
+class Flights(Alone):
+    """In a job whose pool is this process."""
+
+    def rows(self, count: int = 8) -> list[torch.Tensor]:
+        draw = torch.Generator().manual_seed(1)
+        return [torch.randn(count, 2, 8, generator=draw).requires_grad_() for _ in range(3)]
+
+    def test_rows_that_change_before_their_backward_are_refused_as_torch_does(self) -> None:
+        self.join_itself()
+        for early in (True, False):
+            cadre.begin_step([3, 5])
+            leaves = self.rows()
+            q, k, v = (it * 1 for it in leaves)
+            flight = cadre.submit(q, k, v)
+            if early:
+                k.add_(1)
+            o, lse = cadre.wait(flight)
+            if not early:
+                v.mul_(3)
+            with self.assertRaisesRegex(RuntimeError, "modified by an inplace operation"):
+                (o.square().sum() + lse.sum()).backward()
+            # Nothing was sent, and the next step is refused; the rest of the test begins anew.
+            self.join_itself()
+        # O is that of the rows as they were.
+        cadre.begin_step([3, 5])
+        with torch.no_grad():
+            before = cadre.flash_attn_varlen_func(*self.rows(), None, None, 0, 0, causal=True)
+        self.assertTrue(torch.equal(o, before))
+
+    def test_the_calls_of_the_documentation_are_a_whole_step(self) -> None:
+        page = (Path(__file__).parents[2] / "docs" / "pytorch.md").read_text()
+        (code,) = (it for it in re.findall(r"```python\n(.*?)```", page, re.DOTALL) if "cadre.submit" in it)
+        self.join_itself()
+        xs = [torch.randn(it, 16).requires_grad_() for it in (8, 6)]
+        leaves = list(xs)
+
+        def qkv(x: torch.Tensor) -> list[torch.Tensor]:
+            return [x.unflatten(1, (2, 8)) * it for it in (1, 2, 3)]
+
+        layer = SimpleNamespace(qkv=qkv, rest=lambda x, o: x + o.flatten(1))
+        exec(code, {"cadre": cadre, "layer": layer, "xs": xs, "layout": [3, 5], "other": [6], "loss_of": torch.sum})
+        found = [it.grad for it in leaves]
+        cadre.begin_step([1])
+        for x, ends, gradient in zip(leaves, ([0, 3, 8], [0, 6]), found, strict=True):
+            x, ends = x.detach().requires_grad_(), torch.tensor(ends)
+            with cadre.local():
+                o = cadre.flash_attn_varlen_func(*qkv(x), ends, ends, 0, 0, causal=True)
+                layer.rest(x, o).sum().backward()
+            self.assertTrue(torch.equal(x.grad, gradient))
+
+    def test_a_micro_batch_without_documents_needs_no_call(self) -> None:
+        self.join_itself()
+        cadre.begin_step([[8], [], [8]])
+        for at in (0, 2):
+            with self.assertRaisesRegex(RuntimeError, "2 of 3 micro-batches were run|forward phases and 0 of 1 backw"):
+                cadre.begin_step([8])
+            cadre.wait(cadre.submit(*self.rows(), micro_batch=at))[0].sum().backward()
+        self.assertTrue(cadre.begin_step([8]))
+
+    def test_results_are_waited_for_in_the_order_whose_reverse_goes_backward(self) -> None:
+        self.join_itself()
+        cadre.begin_step([[8], [8]], turns="F0+1 B1+0")
+        given = self.rows(), self.rows()
+        flights = [cadre.submit(*it, micro_batch=at) for at, it in enumerate(given)]
+        words = (
+            "rank 0, step 0, micro-batch 1: wait for layer 0, and that for micro-batch 0 comes before, since autograd "
+            r"goes backward in the reverse order .*\(the turns of the step are F0\+1 B1\+0\)"
+        )
+        with self.assertRaisesRegex(RuntimeError, words):
+            cadre.wait(flights[1])
+        sum(cadre.wait(it)[0].sum() for it in flights).backward()
+        self.assertEqual([it.grad is None for both in given for it in both], [False] * 6)
+        cadre.begin_step([[8], [8]], turns="F0+1 B0+1")
+        given = self.rows(), self.rows()
+        first, second = (cadre.submit(*it, micro_batch=at) for at, it in enumerate(given))
+        with self.assertRaisesRegex(RuntimeError, "micro-batch 0: wait for layer 0, and that for micro-batch 1 comes"):
+            cadre.wait(first)
+        (cadre.wait(second)[0].sum() + cadre.wait(first)[0].sum()).backward()
+        cadre.begin_step([1])
+
+    def test_what_nobody_waited_for_is_named(self) -> None:
+        for frozen in (0, 1):
+            self.join_itself(frozen=frozen)
+            cadre.begin_step([8])
+            rows = [it.requires_grad_(not frozen) for it in self.rows()]
+            flight = cadre.submit(*rows)
+            words = "^rank 0, step 0: nobody waited for layer 0, which was submitted; call cadre.wait"
+            with self.assertRaisesRegex(RuntimeError, words):
+                cadre.begin_step([8])
+            o, _ = cadre.wait(flight)
+            if not frozen:
+                o.sum().backward()
+            self.assertTrue(cadre.begin_step([8]))
+
+    def test_several_gradients_at_once_are_refused_by_name(self) -> None:
+        self.join_itself()
+        cadre.begin_step([8])
+        rows = self.rows()
+        o, _ = cadre.wait(cadre.submit(*rows))
+        loss = o.square().sum()
+        with self.assertRaisesRegex(NotImplementedError, "^rank 0: is_grads_batched .* torch.autograd.grad once for"):
+            torch.autograd.grad(loss, rows, torch.ones(3), is_grads_batched=True, retain_graph=True)
+        loss.backward()
+        self.assertTrue(cadre.begin_step([8]))
 
 
 class Places(unittest.TestCase):

@@ -173,7 +173,7 @@ class Kinds(unittest.TestCase):
                 call(rows, kind)
 
 
-class Recomputes(unittest.TestCase):
+class Recomputes(Alone):
     def test_a_forward_in_a_backward_is_that_of_the_layer_whose_backward_is_next(self) -> None:
         shape, layout = cadre.Shape(2, 2, 8, ("causal",) * 3), [cadre.Stretch(0, ROWS, 0, ROWS)]
         step = _step.Step((0, 0), shape, [layout], pooled=True)
@@ -203,6 +203,31 @@ class Recomputes(unittest.TestCase):
         self.assertEqual([step.recomputed_layer(0, None) for _ in range(3)], [2, 1, 0])
         with self.assertRaisesRegex(RuntimeError, "layer 0 is recomputed, and its backward is over"):
             step.recomputed_layer(0, None)
+
+    def test_several_layers_in_one_checkpoint_are_told_to_name_themselves(self) -> None:
+        def layers(x: Tensor, named: bool, alike: bool) -> Tensor:
+            for at in range(2):
+                layer = torch.tensor(at) if named else None
+                q = x if alike else x * (1 + at)
+                o = cadre.flash_attn_varlen_func(q, q, q, None, None, ROWS, ROWS, causal=True, layer=layer)
+                x = x if alike else o
+            return o
+
+        for named, alike, refused in (
+            (True, False, None),
+            (False, False, "q of a forward in the backward is not that of .*pass layer="),
+            # Whose rows are the same: the second one is refused then.
+            (False, True, "two forwards are recomputed before the backward of layer 1.* pass layer="),
+        ):
+            self.join_itself(layers=2)
+            cadre.begin_step([3, 5])
+            loss = checkpoint(layers, rows(), named, alike, use_reentrant=False).sum()
+            if refused is None:
+                loss.backward()
+                self.assertTrue(cadre.begin_step([1]))
+                continue
+            with self.assertRaisesRegex(RuntimeError, f"^rank 0, step 0.*{refused}"):
+                loss.backward()
 
     def test_what_was_called_outside_of_a_checkpoint_is_not_kept(self) -> None:
         step = _step.Step((0, 0), cadre.Shape(2, 2, 8, ("causal",)), [[cadre.Stretch(0, 8, 0, 8)]], pooled=True)

@@ -66,7 +66,6 @@ class Training:
         self.over(losses)
 
     def together(self) -> None:
-        cadre.next_micro_batch()
         xs, flights = [self.rows(at) for at in range(2)], [None, None]
         for number, it in enumerate(self.layers):
             for at, x in enumerate(xs):
@@ -78,6 +77,8 @@ class Training:
                     words = f"layer {number}, and the turn of F0 comes before (the turns of the step are {TURNS})"
                     mistaken(words, lambda rows=rows: cadre.submit(*rows, micro_batch=1))
                 flights[at] = cadre.submit(*rows, micro_batch=at)
+        words = f"wait for layer {LAYERS - 1}, and that for micro-batch 0 comes before"
+        mistaken(words, lambda: cadre.wait(flights[1]))
         losses = [self.layers[-1].after(x, *cadre.wait(it)).square().mean() for x, it in zip(xs, flights, strict=True)]
         mistaken("it was waited for; submit again", lambda: cadre.wait(flights[0]))
         sum(losses).backward()
