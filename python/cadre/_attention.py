@@ -78,8 +78,8 @@ def _forward(
             f"rank {job.rank}: no step has begun, and {name} has a gradient; call cadre.begin_step, or take batches of "
             "cadre.batches, or compute it under cadre.local()"
         )
-    if (check := _job.check()) and q.is_cuda:
-        raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
+    if check := _job.check():
+        check.takes(kind, lengths, (q, k, v), layer)
     if check and (step := check.spanning(lengths)):
         number, layout = LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _here.forward(kind, lengths, *rows))
