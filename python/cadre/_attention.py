@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _documents, _frozen, _here, _job, _kept, _layout, _local, _mistakes, _place
+from . import _documents, _frozen, _here, _job, _kept, _layout, _mistakes, _place
 from ._documents import LOCAL_TICKET
 
 # Per thread: whether autograd may call the current forward again in a backward (checkpointing).
@@ -88,8 +88,7 @@ def _forward(
     lengths, number = _documents.whole(lengths, q.shape[0])
     taken = _job.running() if number < LOCAL_TICKET else None
     if check and check.plain:
-        if (step := _job.running()) and not _local.under_local():
-            number = LOCAL_TICKET - 1 - step.key()
+        lengths, number = check.announced(lengths, number)
         o, lse = check.attention(kind, lengths, (q, k, v))
     else:
         o, lse = _here.forward(kind, lengths, q, k, v)

@@ -28,6 +28,7 @@ from torch.optim import optimizer as optimizers
 
 from . import _job, _local, _plain, _recut
 from ._batches import Batches
+from ._documents import LOCAL_TICKET
 from ._layout import Layout, Shape, Stretch
 from ._spanning import Exchange
 from ._step import Step
@@ -127,7 +128,7 @@ class Check:
         self.exchange = Exchange()
         self.updates: list[tuple[Update, Made]] = []
         self.calls: list[Calls] = []
-        """By update; none of one whose micro-batches are in flight together."""
+        """By update; none of one whose micro-batches go through a layer together: their calls are in no order."""
         self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
 
     def say(self, name: str, value: Any) -> None:
@@ -148,7 +149,7 @@ class Check:
         if qkv[0].is_cuda:
             raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
         step = _job.running()
-        if step and not step.in_flight and self.is_first_forward():
+        if step and not goes_together(step) and self.is_first_forward():
             named = None if layer is None else int(layer)
             self.calls[-1].take(step.at, kind, lengths, [tuple(it.shape) for it in qkv], named)
 
@@ -163,8 +164,8 @@ class Check:
         return not _local.under_local() and torch._C._current_graph_task_id() == -1
 
     def attention(self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Plain attention of the announced documents, whatever arguments the call has."""
-        o, lse = _plain.forward(kind, self.lengths(lengths), *qkv)
+        """Plain attention."""
+        o, lse = _plain.forward(kind, lengths, *qkv)
         self.saw(o)
         return o, lse
 
@@ -182,17 +183,18 @@ class Check:
         return step
 
     @staticmethod
-    def lengths(told: list[int]) -> list[int]:
+    def announced(told: list[int], ticket: int) -> tuple[list[int], int]:
+        """The documents that plain attention takes, and their ticket: the announced ones, whatever a call says."""
         step = _job.running()
-        if step is None or _local.under_local():
-            return told
+        if step is None or _local.under_local() or goes_together(step):
+            return told, ticket
         step.refuse_unknown_recompute()
-        return step.lengths()
+        return step.lengths(), LOCAL_TICKET - 1 - step.key()
 
     def begin(self, step: Step) -> None:
         """An update begins."""
         self.made = Made()
-        if not step.in_flight:
+        if not goes_together(step):
             self.calls.append(Calls((self.rank, step.number), step.shape, step.layouts))
 
     def over(self) -> None:
@@ -215,6 +217,11 @@ class Check:
         atexit.unregister(job.at_exit)
         (self.folder / self.kind / f"ended-{self.rank}").touch()
         raise SystemExit(0)
+
+
+def goes_together(step: Step) -> bool:
+    """Whether micro-batches go through a layer together."""
+    return any(len(these) > 1 for _, these in step.order)
 
 
 def full(it: Tensor) -> Tensor:

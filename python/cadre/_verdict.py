@@ -33,6 +33,7 @@ ALL = (CALLS, AGAIN, REPLICAS, PLAIN, TOKEN, ALONE, LENGTHS)
 Base = list[list[tuple[Update, Made]]]
 """By rank: updates of the pass `base`, and what they came to."""
 
+TOGETHER = "micro-batches go through a layer together, so that nothing says whose a call is"
 NO_CALL = (
     'no call of Cadre\'s attention was seen; give the model attn_implementation="cadre", or call '
     "cadre.flash_attn_varlen_func"
@@ -100,7 +101,7 @@ def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
     if calls:
         found(CALLS, next((refused for refused, _ in calls if refused), None))
     else:
-        found.line(CALLS, "not tried", "micro-batches are in flight together")
+        found.line(CALLS, "not tried", TOGETHER)
     found(AGAIN, again(digests, told("again", "digests")))
     found(REPLICAS, replicas(digests))
     try:
@@ -121,7 +122,7 @@ def of_one_rank(check: Check, found: Findings, base: Base, layout: Callable[[Any
         # The first updates tell the parameters.
         for at in until_steps[0]:
             yield base[0][at][0]
-        weights, kept = check.made.weights, base[0][until_steps[0][-1]][1].weights
+        weights, kept = stepped(check.made).weights, base[0][until_steps[0][-1]][1].weights
         if [it.shape for it in weights] != [it.shape for it in kept]:
             raise NotTriedError("one rank has other parameters than one of several; their optimizer shares them out")
         alike = [_check.digest(it) for it in weights] == [_check.digest(it) for it in kept]
@@ -129,7 +130,9 @@ def of_one_rank(check: Check, found: Findings, base: Base, layout: Callable[[Any
         yield from against_one_rank(check, found, base, until_steps, note)
     check.plain = False
     if not weights:
-        raise NotTriedError("the parameters are not known, since no optimizer of torch made a step")
+        raise NotTriedError(f"the parameters are not known: see `{PLAIN}`")
+    if not check.calls:
+        raise NotTriedError(TOGETHER)
     update, at = with_documents(base)
     start = Start(check, weights, layout, update, at)
     packed: list[Tensor] = []
@@ -153,6 +156,13 @@ def until_each_step(made: list[Made]) -> list[range]:
     if not ends:
         raise NotTriedError(f"no optimizer of torch made a step in {len(made)} updates")
     return [range(*it) for it in itertools.pairwise([0, *ends])]
+
+
+def stepped(made: Made) -> Made:
+    """The results of an update that ends with a step of an optimizer."""
+    if not made.weights:
+        raise NotTriedError("with one rank the optimizer makes its steps in other updates than with several")
+    return made
 
 
 def with_another_token(check: Check, found: Findings, start: "Start", packed: list[Tensor]) -> Iterator[Update]:
@@ -275,9 +285,7 @@ def against_one_rank(
                 check.plain = True
                 restore(check, expected.weights)
                 yield of[at][0]
-            if not check.made.weights:
-                raise NotTriedError("with one rank the optimizer makes its steps in other updates than with several")
-            results.append(check.made)
+            results.append(stepped(check.made))
         if (said := gradients(expected, results, notes)) or (said := loss(step, base, results, notes)):
             found(PLAIN, f"{note}step {step}: {said}")
             return

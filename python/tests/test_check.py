@@ -4,13 +4,17 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import cadre
 import torch
-from cadre import _verdict
-from cadre._check import Calls, Made, digest, full
+from alone import Alone
+from cadre import _job, _verdict
+from cadre._check import Calls, Check, Made, digest, full
+from cadre._documents import LOCAL_TICKET
 from cadre._layout import Stretch
 
 HERE = Path(__file__).resolve().parent
@@ -75,6 +79,47 @@ class Verdicts(unittest.TestCase):
                 self.assertIsNone(of.refused)
             else:
                 self.assertRegex(of.refused, said)
+
+    def test_every_check_has_a_line_where_the_job_ends_in_one(self) -> None:
+        with tempfile.TemporaryDirectory() as it, mock.patch("atexit.register") as at_exit:
+            folder = Path(it)
+            (folder / "one").mkdir()
+            found = _verdict.Findings(mock.Mock(folder=folder))
+            for it in (CALLS, AGAIN, REPLICAS, PLAIN):
+                found(it, None)
+            about = found.about(TOKEN)
+            about.__enter__()
+            with mock.patch.object(sys, "last_value", KeyError("tokens"), create=True):
+                at_exit.call_args.args[0]()
+            told = [json.loads(it) for it in (folder / "findings.jsonl").read_text().splitlines()]
+            self.assertEqual([it["check"] for it in told], ALL)
+            self.assertEqual([it["verdict"] for it in told], ["ok"] * 4 + ["found"] + ["not tried"] * 2)
+            self.assertEqual(told[4]["detail"], "the job ended with KeyError: 'tokens'")
+            self.assertIn(TOKEN, told[5]["detail"])
+            self.assertTrue((folder / "one" / "ended-0").exists())
+
+    def test_updates_are_tried_up_to_one_in_which_the_optimizer_makes_a_step(self) -> None:
+        step, none = Made(weights=[torch.ones(1)]), Made()
+        for made, expected in (
+            ([step, step], [range(1), range(1, 2)]),
+            ([none, step, none, none, step], [range(2), range(2, 5)]),
+            ([step, none], [range(1)]),
+        ):
+            self.assertEqual(_verdict.until_each_step(made), expected)
+        with self.assertRaisesRegex(_verdict.NotTriedError, "no optimizer of torch made a step in 2 updates"):
+            _verdict.until_each_step([none, none])
+
+
+class Together(Alone):
+    def test_micro_batches_that_go_through_a_layer_together_have_the_documents_that_calls_say(self) -> None:
+        self.join()
+        with mock.patch.object(_job, "check", return_value=mock.Mock(kind="base", updates=[])):
+            feed = cadre.batches(iter([[3], [5]]), list, accumulate=2, turns="F0+1 B1+0")
+            self.assertEqual([next(feed), next(feed)], [[3], [5]])
+            self.assertEqual(Check.announced([3], LOCAL_TICKET), ([3], LOCAL_TICKET))
+            feed = cadre.batches(iter([[3], [5]]), list, accumulate=2)
+            self.assertEqual([next(feed), next(feed)], [[3], [5]])
+            self.assertEqual(Check.announced([3], LOCAL_TICKET)[0], [5])
 
 
 class Jobs(unittest.TestCase):
