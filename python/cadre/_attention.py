@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from . import _documents, _frozen, _here, _job, _kept, _kind, _layout, _local, _mistakes, _place
+from . import _documents, _frozen, _here, _job, _kept, _kind, _layout, _mistakes, _place
 from ._documents import LOCAL_TICKET
 from ._native import RefusedError
 
@@ -80,8 +80,8 @@ def _forward(
             f"rank {job.rank}: no step has begun, and {name} has a gradient; call cadre.begin_step, or take batches of "
             "cadre.batches, or compute it under cadre.local()"
         )
-    if (check := _job.check()) and q.is_cuda:
-        raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
+    if check := _job.check():
+        check.takes(kind, lengths, (q, k, v), layer)
     if check and (step := check.spanning(lengths)):
         number, layout = LOCAL_TICKET - 1 - step.key(), step.layouts[step.at]
         o, lse = check.exchange.whole(layout, (q, k, v), lambda lengths, rows: _here.forward(kind, lengths, *rows))
@@ -90,8 +90,7 @@ def _forward(
     lengths, number = _documents.whole(lengths, q.shape[0])
     taken = _job.running() if number < LOCAL_TICKET else None
     if check and check.plain:
-        if (step := _job.running()) and not _local.under_local():
-            number = LOCAL_TICKET - 1 - step.key()
+        lengths, number = check.announced(lengths, number)
         o, lse = check.attention(kind, lengths, (q, k, v))
     else:
         try:

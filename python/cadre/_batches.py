@@ -140,5 +140,5 @@ def batches(
     if check := _job.check():
         from ._check import Checked
 
-        return Checked(check, loader, layout, accumulate)
+        return Checked(check, loader, layout, accumulate, turns)
     return Batches(loader, layout, accumulate, turns)

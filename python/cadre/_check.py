@@ -2,7 +2,8 @@
 
 The job is started three times, and each time its own loop makes a few updates, then the process ends:
 
-- `base` and `again`: all ranks, the batches of its loader. What came out is kept by each rank.
+- `base` and `again`: all ranks, the batches of its loader. What came out is kept by each rank, and what a pool would
+  have refused.
 - `one`: a single rank, which is handed the updates of all ranks of `base` with plain attention, then probes: batches
   that differ in what must not matter. The weights are those of `base` before each update.
 
@@ -27,12 +28,16 @@ from torch.optim import optimizer as optimizers
 
 from . import _job, _local, _plain, _recut
 from ._batches import Batches
-from ._layout import Layout, Stretch
+from ._documents import LOCAL_TICKET
+from ._layout import Layout, Shape, Stretch
 from ._spanning import Exchange
 from ._step import Step
 from ._turns import Turns
 
 STEPS = 2
+"""Updates in which an optimizer makes a step, of which the checks need as many."""
+UPDATES = 8
+"""Maximum updates of a pass, where an optimizer makes no step in some, as while a scale of gradients is looked for."""
 _PR_SET_PDEATHSIG = 1
 
 
@@ -70,8 +75,8 @@ class Made:
 def digest(it: Any) -> str:
     """Digest of the bits of a tensor."""
     if isinstance(it, Tensor):
-        it = it.detach().contiguous()
-        it = it.view(torch.uint8).numpy().tobytes() if it.numel() and it.dim() else str(it)
+        it = dense(it.detach()).contiguous().flatten()
+        it = it.view(torch.uint8).numpy().tobytes()
     elif isinstance(it, dict):
         it = str([(name, digest(value)) for name, value in it.items()])
     elif dataclasses.is_dataclass(it):
@@ -79,6 +84,36 @@ def digest(it: Any) -> str:
     elif isinstance(it, (list, tuple)):
         it = str([digest(value) for value in it])
     return hashlib.sha256(it if isinstance(it, bytes) else str(it).encode()).hexdigest()[:16]
+
+
+class Calls:
+    """The calls of attention of an update, as a pool would see them: each layer's turn comes once in a micro-batch."""
+
+    def __init__(self, where: tuple[int, int], shape: Shape, layouts: list[list[Stretch]]) -> None:
+        self._step = Step(where, shape, layouts, pooled=True)
+        self.refused: str | None = None
+        """The first that a pool would refuse."""
+        self.are_once = True
+        """Whether each layer is called once for each batch."""
+
+    def take(
+        self, at: int, kind: str, lengths: list[int] | None, shapes: list[tuple[int, ...]], named: int | None
+    ) -> None:
+        step = self._step
+        self.are_once &= step.forward[at] < step.layers
+        try:
+            step.forward_phase(kind, lengths, shapes, named, at)
+        except (RuntimeError, ValueError) as why:
+            self.refused = self.refused or str(why)
+        step.forward[at] += self.are_once
+
+    def end(self) -> None:
+        """The update is over."""
+        step = self._step
+        for at, called in enumerate(step.forward):
+            if called < step.layers:
+                told = f"{step.where(at)}: attention was called {called} times, and {step.layers} layers were announced"
+                self.refused, self.are_once = self.refused or told, False
 
 
 class Check:
@@ -92,6 +127,8 @@ class Check:
         self.plain = False
         self.exchange = Exchange()
         self.updates: list[tuple[Update, Made]] = []
+        self.calls: list[Calls] = []
+        """By update; none of one whose micro-batches go through a layer together: their calls are in no order."""
         self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
 
     def say(self, name: str, value: Any) -> None:
@@ -105,14 +142,30 @@ class Check:
                 self.made.weights.append(full(it))
                 self.made.gradients.append(None if it.grad is None else full(it.grad))
 
-    # Called by attention, for every forward that is no recompute.
+    # Called by attention, before every forward.
+    def takes(
+        self, kind: str, lengths: list[int] | None, qkv: tuple[Tensor, Tensor, Tensor], layer: Tensor | None
+    ) -> None:
+        if qkv[0].is_cuda:
+            raise NotImplementedError("cadre check tries a job on the CPU: start it with CUDA_VISIBLE_DEVICES= (none)")
+        step = _job.running()
+        if step and not goes_together(step) and self.is_first_forward():
+            named = None if layer is None else int(layer)
+            self.calls[-1].take(step.at, kind, lengths, [tuple(it.shape) for it in qkv], named)
+
+    # Called by attention, for every forward.
     def saw(self, o: Tensor) -> None:
-        if self.made.attention and torch._C._current_graph_task_id() == -1:
+        if self.made.attention and self.is_first_forward():
             self.made.attention[-1].append(o.detach().clone())
 
+    @staticmethod
+    def is_first_forward() -> bool:
+        """Whether a call belongs to the update and is no recompute."""
+        return not _local.under_local() and torch._C._current_graph_task_id() == -1
+
     def attention(self, kind: str, lengths: list[int], qkv: tuple[Tensor, Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        """Plain attention of the announced documents, whatever arguments the call has."""
-        o, lse = _plain.forward(kind, self.lengths(lengths), *qkv)
+        """Plain attention."""
+        o, lse = _plain.forward(kind, lengths, *qkv)
         self.saw(o)
         return o, lse
 
@@ -130,16 +183,24 @@ class Check:
         return step
 
     @staticmethod
-    def lengths(told: list[int]) -> list[int]:
+    def announced(told: list[int], ticket: int) -> tuple[list[int], int]:
+        """The documents that plain attention takes, and their ticket: the announced ones, whatever a call says."""
         step = _job.running()
-        if step is None or _local.under_local():
-            return told
+        if step is None or _local.under_local() or goes_together(step):
+            return told, ticket
         step.refuse_unknown_recompute()
-        return step.lengths()
+        return step.lengths(), LOCAL_TICKET - 1 - step.key()
 
-    def begin(self) -> None:
+    def begin(self, step: Step) -> None:
         """An update begins."""
         self.made = Made()
+        if not goes_together(step):
+            self.calls.append(Calls((self.rank, step.number), step.shape, step.layouts))
+
+    def over(self) -> None:
+        """The update is over, if one was."""
+        for it in self.calls[-1:]:
+            it.end()
 
     def handed_out(self, update: Update, at: int) -> None:
         """Notes that the loop has got a batch."""
@@ -158,10 +219,20 @@ class Check:
         raise SystemExit(0)
 
 
+def goes_together(step: Step) -> bool:
+    """Whether micro-batches go through a layer together."""
+    return any(len(these) > 1 for _, these in step.order)
+
+
 def full(it: Tensor) -> Tensor:
     """The whole tensor, gathered if it is spread over ranks."""
     it = it.detach()
-    return (it.full_tensor() if hasattr(it, "full_tensor") else it).cpu().clone()
+    return dense(it.full_tensor() if hasattr(it, "full_tensor") else it).cpu().clone()
+
+
+def dense(it: Tensor) -> Tensor:
+    """The same numbers, also of gradients that hold a few rows of an embedding."""
+    return it if it.layout == torch.strided else it.to_dense()
 
 
 def put(it: Tensor, value: Tensor) -> None:
@@ -179,6 +250,7 @@ class Feed:
 
     def begin(self, job: _job.Job, turns: Turns = None) -> Update:
         """The next update; the end of the process where there is none."""
+        self._check.over()
         if (update := next(self._source, None)) is None:
             self._check.end()
         if not all(update.layouts):
@@ -186,15 +258,15 @@ class Feed:
             raise ValueError("cadre check: a batch of this rank has no documents; give every rank some while you check")
         # Whatever number of steps the script gave to `init`.
         job.steps = job.next + 1
-        self._check.begin()
         job.begin(update.layouts, None, turns)
+        self._check.begin(job.running)
         job.running.spans = any(isinstance(it, Stretch) for layout in update.layouts for it in layout)
         return update
 
     def _drawn(self) -> Iterator[Update]:
         """The first updates of the loader."""
         check = self._check
-        for _ in range(STEPS):
+        while sum(bool(made.weights) for _, made in check.updates) < STEPS and len(check.updates) < UPDATES:
             batches = [_recut.copied(it) for it in self._draw()]
             if not batches:
                 break
@@ -203,6 +275,7 @@ class Feed:
             check.updates.append((update, check.made))
         check.say("digests", [made.digests(update) for update, made in check.updates])
         if check.kind == "base":
+            check.say("calls", [(it.refused, it.are_once) for it in check.calls])
             # Rank 0 keeps weights and gradients for all: where ranks differ, an earlier check has said so.
             kept = [(update, made if check.rank == 0 else Made(losses=made.losses)) for update, made in check.updates]
             for _, made in kept:

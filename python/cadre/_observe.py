@@ -13,12 +13,13 @@ more lines no further step is. Either is said once on stderr.
 
 import atexit
 import contextlib
+import dataclasses
 import inspect
 import json
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -66,8 +67,7 @@ class Forward:
 
     def end(self, results: Any) -> None:
         self.seconds = time.perf_counter() - self.began
-        within = results.values() if isinstance(results, Mapping) else results
-        for it in within if isinstance(within, Iterable) and not isinstance(within, Tensor) else [within]:
+        for it in within(results):
             if isinstance(it, Tensor) and it.requires_grad:
                 it.register_hook(self._backward)
                 self.waits = True
@@ -78,6 +78,33 @@ class Forward:
 
     def _done(self) -> None:
         self.waits = False
+
+
+def within(results: Any) -> list[Any]:
+    """What a model returned, out of its container. Nothing else is looked into: a generator can be used up once."""
+    # What a container of the job's own raises is not the observer's affair.
+    with contextlib.suppress(Exception):
+        if isinstance(results, Mapping):
+            return list(results.values())
+        if isinstance(results, (list, tuple)):
+            return list(results)
+        if dataclasses.is_dataclass(results):
+            return [getattr(results, it.name) for it in dataclasses.fields(results)]
+    return [results]
+
+
+class Hook:
+    """A hook of an observer. It stays outside of the compiled model, and a copy of the model has none."""
+
+    def __init__(self, call: Callable[..., None]) -> None:
+        self._call = torch.compiler.disable(call)
+
+    def __call__(self, *arguments: Any) -> None:
+        self._call(*arguments)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # In its place a function that takes anything and does nothing, which is there without this package, too.
+        return getattr, (contextlib.nullcontext(), "__exit__")
 
 
 class Observer:
@@ -119,11 +146,9 @@ class Observer:
         self._runs: Forward | None = None
         self._repeatable = 0
         self._held: tuple[dict[str, Any], list[Callable[[], list[int]]]] | None = None
-        # The hooks stay outside of the compiled model.
-        before, after = (torch.compiler.disable(it) for it in (self._before, self._after))
         self._hooks = [
-            model.register_forward_pre_hook(before, with_kwargs=True),
-            model.register_forward_hook(after),
+            model.register_forward_pre_hook(Hook(self._before), with_kwargs=True),
+            model.register_forward_hook(Hook(self._after)),
             optimizers.register_optimizer_step_post_hook(self._stepped),
         ]
         atexit.register(self.close)

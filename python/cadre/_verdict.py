@@ -4,8 +4,11 @@ In: what each rank kept of the passes `base` and `again`; the results of each up
 Out: lines of JSON in the check's folder, one a check.
 """
 
+import atexit
 import dataclasses
+import itertools
 import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,12 +21,23 @@ from ._check import Check, Made, Update
 from ._layout import Stretch
 from ._recut import NotTriedError
 
+CALLS = "each layer is called once a batch, as announced"
 AGAIN = "the same bits in a second run"
 REPLICAS = "the same weights on all ranks"
 PLAIN = "loss and gradients of one rank with plain attention"
 TOKEN = "a token changes its own document alone"
 ALONE = "a document alone has the same attention"
 LENGTHS = "lengths of 1, odd and ragged"
+ALL = (CALLS, AGAIN, REPLICAS, PLAIN, TOKEN, ALONE, LENGTHS)
+
+Base = list[list[tuple[Update, Made]]]
+"""By rank: updates of the pass `base`, and what they came to."""
+
+TOGETHER = "micro-batches go through a layer together, so that nothing says whose a call is"
+NO_CALL = (
+    'no call of Cadre\'s attention was seen; give the model attn_implementation="cadre", or call '
+    "cadre.flash_attn_varlen_func"
+)
 
 # Relative to the largest: sums in another order, in products of other shapes.
 _SAME = {torch.float32: 1e-5, torch.bfloat16: 2e-2}
@@ -34,18 +48,27 @@ class Findings:
     """Lines of the table, one for each check."""
 
     def __init__(self, check: Check) -> None:
-        self.file, self.trying = check.folder / "findings.jsonl", check.folder / "trying"
+        self.folder, self.trying = check.folder, check.folder / "trying"
+        self.said: set[str] = set()
+        atexit.register(self._at_exit)
 
     def __call__(self, check: str, found: str | None, note: str = "") -> None:
         self.line(check, "found" if found else "ok", found or note)
 
     def line(self, check: str, verdict: str, detail: str) -> None:
-        with self.file.open("a", encoding="utf-8") as file:
+        self.said.add(check)
+        with (self.folder / "findings.jsonl").open("a", encoding="utf-8") as file:
             file.write(json.dumps({"check": check, "verdict": verdict, "detail": detail}) + "\n")
+
+    def rest(self, why: str) -> None:
+        """Every check has a line, also one that was not tried."""
+        for it in ALL:
+            if it not in self.said:
+                self.line(it, "not tried", why)
 
     @contextmanager
     def about(self, check: str) -> Iterator[None]:
-        """If the process ends inside, whoever started it reports that as a finding of this check."""
+        """If the process ends inside, that is a finding of this check."""
         self.trying.write_text(check)
         try:
             yield
@@ -53,77 +76,128 @@ class Findings:
             self.line(check, "not tried", str(why))
         self.trying.unlink()
 
+    def _at_exit(self) -> None:
+        if not self.trying.exists():
+            return
+        check = self.trying.read_text()
+        if error := getattr(sys, "last_value", None):
+            self.line(check, "found", f"the job ended with {type(error).__name__}: {error}")
+            self.trying.unlink()
+            (self.folder / "one" / "ended-0").touch()
+        # Otherwise whoever started the process reports how it ended.
+        self.said.add(check)
+        self.rest(f"the job had ended: see `{check}`")
+
 
 def probes(check: Check, layout: Callable[[Any], Any]) -> Iterator[Update]:
     """The updates of the pass `one`. Behind each the results are in `check.made`."""
     found = Findings(check)
-    ranks = sorted((check.folder / "base").glob("updates-*.pt"))
-    base = [torch.load(check.folder / "base" / f"updates-{it}.pt", weights_only=False) for it in range(len(ranks))]
-    digests = [
-        [torch.load(check.folder / of / f"digests-{it}.pt") for it in range(len(ranks))] for of in ("base", "again")
-    ]
-    found(AGAIN, again(*digests))
-    found(REPLICAS, replicas(digests[0]))
+    ranks = range(len(list((check.folder / "base").glob("updates-*.pt"))))
+
+    def told(of: str, name: str) -> list[Any]:
+        return [torch.load(check.folder / of / f"{name}-{it}.pt", weights_only=False) for it in ranks]
+
+    digests, calls = told("base", "digests"), [it for of in told("base", "calls") for it in of]
+    if calls:
+        found(CALLS, next((refused for refused, _ in calls if refused), None))
+    else:
+        found.line(CALLS, "not tried", TOGETHER)
+    found(AGAIN, again(digests, told("again", "digests")))
+    found(REPLICAS, replicas(digests))
+    try:
+        if not all(are_once for _, are_once in calls):
+            raise NotTriedError("a batch goes through the layers more or less than once, which no pool takes")
+        yield from of_one_rank(check, found, told("base", "updates"), layout)
+    except NotTriedError as why:
+        found.rest(str(why))
+
+
+def of_one_rank(check: Check, found: Findings, base: Base, layout: Callable[[Any], Any]) -> Iterator[Update]:
+    """The updates whose results are compared."""
     if any(isinstance(it, Stretch) for update, _ in base[0] for layout in update.layouts for it in layout):
-        with found.about(PLAIN):
-            base = [of_whole_documents(base)]
-        if len(base) > 1:
-            return
+        base = [of_whole_documents(base)]
+    weights: list[Tensor] = []
     with found.about(PLAIN):
-        # The first update of all tells the parameters.
-        yield base[0][0][0]
-        kept = base[0][0][1].weights
-        if not check.made.weights:
-            raise NotTriedError("no optimizer of torch made a step in the loop")
-        alike = [_check.digest(it) for it in check.made.weights] == [_check.digest(it) for it in kept]
-        if [it.shape for it in check.made.weights] != [it.shape for it in kept]:
+        until_steps = until_each_step([made for _, made in base[0]])
+        # The first updates tell the parameters.
+        for at in until_steps[0]:
+            yield base[0][at][0]
+        weights, kept = stepped(check.made).weights, base[0][until_steps[0][-1]][1].weights
+        if [it.shape for it in weights] != [it.shape for it in kept]:
             raise NotTriedError("one rank has other parameters than one of several; their optimizer shares them out")
-        yield from against_one_rank(check, found, base, "" if alike else "one rank begins with other weights; ")
+        alike = [_check.digest(it) for it in weights] == [_check.digest(it) for it in kept]
+        note = "" if alike else "one rank begins with other weights; "
+        yield from against_one_rank(check, found, base, until_steps, note)
     check.plain = False
-    if not check.parameters:
-        return
+    if not weights:
+        raise NotTriedError(f"the parameters are not known: see `{PLAIN}`")
+    if not check.calls:
+        raise NotTriedError(TOGETHER)
     update, at = with_documents(base)
-    start = Start(check, base[0][0][1].weights, layout, update, at)
+    start = Start(check, weights, layout, update, at)
     packed: list[Tensor] = []
     with found.about(TOKEN):
         yield start.of(update.batches[at], update.layouts[at])
         packed = check.made.attention[at]
         if not packed:
-            raise NotTriedError(
-                'no call of Cadre\'s attention was seen; give the model attn_implementation="cadre", or call '
-                "cadre.flash_attn_varlen_func"
-            )
-        lengths = update.layouts[at]
-        if len(lengths) < 2:
-            raise NotTriedError("no batch of the first steps has two documents")
-        document = len(lengths) // 2
-        first = sum(lengths[:document])
-        row = first + lengths[document] // 2
-        yield start.of(_recut.with_another_token(update.batches[at], sum(lengths), row), lengths)
-        found(TOKEN, leaks(packed, check.made.attention[at], lengths, document, row))
+            raise NotTriedError(NO_CALL)
+        yield from with_another_token(check, found, start, packed)
     if not packed:
-        return
+        raise NotTriedError(NO_CALL)
     with found.about(ALONE):
-        said = None
-        for document in sorted({len(lengths) // 2, len(lengths) - 1} - {0}):
-            first, rows = sum(lengths[:document]), lengths[document]
-            yield start.of(_recut.of_pieces(update.batches[at], lengths, [(first, first + rows)]), [rows])
-            of = [it[first : first + rows] for it in packed]
-            where = f"document {document} of {rows} rows, from row {first} of its batch on,"
-            said = said or apart(of, check.made.attention[at], _NEAR, f"{where} has other results alone")
-        found(ALONE, said and f"{said}; look at its positions, and at what layers hand from row to row")
+        yield from alone(check, found, start, packed)
     with found.about(LENGTHS):
-        pieces = ragged(sum(lengths))
-        batch, told = _recut.of_pieces(update.batches[at], lengths, pieces), [end - first for first, end in pieces]
-        yield start.of(batch, told)
-        ours = check.made.attention[at]
-        check.plain = True
-        yield start.of(batch, told)
-        check.plain = False
-        found(LENGTHS, apart(ours, check.made.attention[at], _NEAR, f"lengths {told}"), f"lengths {told}")
+        yield from with_ragged_lengths(check, found, start)
 
 
-def of_whole_documents(base: list[list[tuple[Update, Made]]]) -> list[tuple[Update, Made]]:
+def until_each_step(made: list[Made]) -> list[range]:
+    """Ranges of updates, each up to one in which an optimizer made a step."""
+    ends = [at + 1 for at, it in enumerate(made) if it.weights]
+    if not ends:
+        raise NotTriedError(f"no optimizer of torch made a step in {len(made)} updates")
+    return [range(*it) for it in itertools.pairwise([0, *ends])]
+
+
+def stepped(made: Made) -> Made:
+    """The results of an update that ends with a step of an optimizer."""
+    if not made.weights:
+        raise NotTriedError("with one rank the optimizer makes its steps in other updates than with several")
+    return made
+
+
+def with_another_token(check: Check, found: Findings, start: "Start", packed: list[Tensor]) -> Iterator[Update]:
+    batch, lengths = start.batch, start.lengths
+    if len(lengths) < 2:
+        raise NotTriedError("no batch of the first steps has two documents")
+    document = len(lengths) // 2
+    row = sum(lengths[:document]) + lengths[document] // 2
+    yield start.of(_recut.with_another_token(batch, sum(lengths), row), lengths)
+    found(TOKEN, leaks(packed, check.made.attention[start.at], lengths, document, row))
+
+
+def alone(check: Check, found: Findings, start: "Start", packed: list[Tensor]) -> Iterator[Update]:
+    lengths, said = start.lengths, None
+    for document in sorted({len(lengths) // 2, len(lengths) - 1} - {0}):
+        first, rows = sum(lengths[:document]), lengths[document]
+        yield start.of(_recut.of_pieces(start.batch, lengths, [(first, first + rows)]), [rows])
+        of = [it[first : first + rows] for it in packed]
+        where = f"document {document} of {rows} rows, from row {first} of its batch on,"
+        said = said or apart(of, check.made.attention[start.at], _NEAR, f"{where} has other results alone")
+    found(ALONE, said and f"{said}; look at its positions, and at what layers hand from row to row")
+
+
+def with_ragged_lengths(check: Check, found: Findings, start: "Start") -> Iterator[Update]:
+    lengths, pieces = start.lengths, ragged(sum(start.lengths))
+    batch, told = _recut.of_pieces(start.batch, lengths, pieces), [end - first for first, end in pieces]
+    yield start.of(batch, told)
+    ours = check.made.attention[start.at]
+    check.plain = True
+    yield start.of(batch, told)
+    check.plain = False
+    found(LENGTHS, apart(ours, check.made.attention[start.at], _NEAR, f"lengths {told}"), f"lengths {told}")
+
+
+def of_whole_documents(base: Base) -> list[tuple[Update, Made]]:
     """Batches for the single rank where documents span ranks: in each micro-batch the rows of all ranks."""
     made = []
     for of in zip(*base, strict=True):
@@ -141,6 +215,7 @@ class Start:
 
     def __init__(self, check: Check, weights: list[Tensor], layout: Callable, update: Update, at: int) -> None:
         self.check, self.weights, self.layout, self.update, self.at = check, weights, layout, update, at
+        self.batch, self.lengths = update.batches[at], update.layouts[at]
 
     def of(self, batch: Any, lengths: list[int]) -> Update:
         told = _check.told_layout(self.layout(batch))
@@ -157,7 +232,7 @@ def restore(check: Check, weights: list[Tensor]) -> None:
         _check.put(it, value)
 
 
-def with_documents(base: list[list[tuple[Update, Made]]]) -> tuple[Update, int]:
+def with_documents(base: Base) -> tuple[Update, int]:
     """The micro-batch with the most documents, from the first step that has one with several."""
     of_step = ([it[step][0] for it in base] for step in range(len(base[0])))
     for updates in of_step:
@@ -199,17 +274,18 @@ def replicas(digests: list[list[list[tuple[str, str]]]]) -> str | None:
 
 
 def against_one_rank(
-    check: Check, found: Findings, base: list[list[tuple[Update, Made]]], note: str
+    check: Check, found: Findings, base: Base, until_steps: list[range], note: str
 ) -> Iterator[Update]:
     notes = [note] if note else []
-    for step in range(min(len(it) for it in base)):
-        results = []
+    for updates in until_steps:
+        results, step = [], updates[-1]
         expected = base[0][step][1]
         for of in base:
-            check.plain = True
-            restore(check, expected.weights)
-            yield of[step][0]
-            results.append(check.made)
+            for at in updates:
+                check.plain = True
+                restore(check, expected.weights)
+                yield of[at][0]
+            results.append(stepped(check.made))
         if (said := gradients(expected, results, notes)) or (said := loss(step, base, results, notes)):
             found(PLAIN, f"{note}step {step}: {said}")
             return

@@ -65,11 +65,20 @@ def main() -> None:
     dist.init_process_group("gloo")
     trained = model if "summed" in planted else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    began = False
     for batch in cadre.batches(batches(rank)):
         ids = batch["input_ids"]
-        logits = trained(ids, batch["position_ids"], batch["cu_seqlens"])
-        loss = cross_entropy(logits[:-1], ids[1:])
-        loss.backward()
+        for _ in range(2 if "twice" in planted else 1):
+            logits = trained(ids, batch["position_ids"], batch["cu_seqlens"])
+            loss = cross_entropy(logits[:-1], ids[1:])
+            loss.backward()
+        if "late" in planted and not began:
+            # No step of the optimizer, as while a scale of gradients is looked for; and an evaluation of other rows.
+            began = True
+            optimizer.zero_grad()
+            with cadre.local(), torch.no_grad():
+                model(ids[:7], torch.arange(7), torch.tensor([0, 7]))
+            continue
         torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         optimizer.zero_grad()

@@ -5,6 +5,7 @@ does.
 """
 
 import contextlib
+import io
 import json
 import os
 import pty
@@ -13,7 +14,9 @@ import subprocess
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
+from cadre._finite import NotFinite
 from test_pool import HERE, PROGRAM, ROOT, RealProcesses, losses, manifest, number
 
 # The rank dies with its parent, which is the shell here. A signal's number is above 128.
@@ -44,6 +47,23 @@ def patient(seconds: int, *arguments: str) -> str:
 def codes(out: Path) -> list[int]:
     """By rank; of those that were not killed."""
     return [int(it.read_text()) for it in sorted(out.glob("code-*"))]
+
+
+class NotFinites(unittest.TestCase):
+    def test_what_is_not_finite_is_told_of_20_steps_once_each(self) -> None:
+        session, said = mock.Mock(), io.StringIO()
+        told = NotFinite(session)
+        with contextlib.redirect_stderr(said):
+            for step in range(50):
+                # Every other step has two, the others have none.
+                for what in (None, "O is not finite", "dK is not finite"):
+                    told.found(step, what if step % 2 else None)
+        text = [it.args[0] for it in session.warn.call_args_list]
+        self.assertEqual(said.getvalue().splitlines(), [f"cadre: {it}" for it in text])
+        *first, last = text
+        passed_on = "O is not finite. It is passed on, with all that follows from it in this step"
+        self.assertEqual(first, [passed_on] * 19)
+        self.assertEqual(last, f"{passed_on}; nothing is said of further steps")
 
 
 class Shown(RealProcesses):
@@ -155,6 +175,7 @@ class Codes(RealProcesses):
         self.assertRegex(said, "trainer [01] has [01] steps, trainer [01] ")
 
     def test_torchrun_hides_no_code_of_its_ranks(self) -> None:
+        module = [sys.executable, "-m", "torch.distributed.run"]
         for options, nodes, code, ends in (
             # Before the ranks have joined.
             (("--steps=-1",), 1, 2, [2, 2]),
@@ -166,7 +187,9 @@ class Codes(RealProcesses):
             (("--how=death",), 1, 3, [1, 1]),
         ):
             with self.subTest(options=options, nodes=nodes):
-                text = manifest(*options, script=HERE / "ends_rank.py", program="torchrun", nodes=nodes)
+                # By either name.
+                program = module if nodes == 2 else "torchrun"
+                text = manifest(*options, script=HERE / "ends_rank.py", program=program, nodes=nodes)
                 found, said, out = self.run_job(text, "--json")
                 self.assertEqual(found, code, said)
                 told = [json.loads(it) for it in self.lines]
@@ -211,6 +234,7 @@ class Signals(RealProcesses):
         code, said, _ = self.run_job(patient(3, "--how=slow"))
         self.assertEqual(code, 0, said)
         self.assertRegex(said, "rank 1 has not submitted step 1, layer 0, nano-batch 0, forward for [0-9]+ s, and")
+        # In the next step both are elsewhere for as long, and have said so.
         self.assertEqual(said.count("and others wait for it"), 1, said)
 
 

@@ -1,12 +1,16 @@
 """`cadre.observe` in jobs that use nothing else of Cadre: a loop of one's own, and `Trainer`; and the report of it."""
 
 import contextlib
+import copy
+import dataclasses
 import io
 import json
 import os
+import pickle
 import subprocess
 import tempfile
 import unittest
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import DataCollatorWithFlattening, Trainer, TrainingArguments
 
 PROGRAM = Path(os.environ["CADRE_PROGRAMS"]) / "cadre"
+SHAPE = cadre.Shape(4, 2, 64, ("causal",))
 PLAIN = {"attn_implementation": "sdpa", "hidden_size": 256}
 
 
@@ -160,7 +165,7 @@ class Observed(unittest.TestCase):
         def observed(layouts: list, **more: Any) -> str:
             observer, said = None, io.StringIO()
             with contextlib.redirect_stderr(said):
-                observer = cadre.observe(model, self.folder, shape=cadre.Shape(4, 2, 64, ("causal",)), **more)
+                observer = cadre.observe(model, self.folder, shape=SHAPE, **more)
                 for it in layouts:
                     model(it).sum().backward()
                     optimizer.step()
@@ -179,6 +184,48 @@ class Observed(unittest.TestCase):
         full.symlink_to("/dev/full")
         said = observed(rows, ranks=(1, 2), layout=len)
         self.assertEqual(said.count(f"{full} takes no more lines"), 1, said)
+
+    def test_a_model_returns_what_it_does_without_its_observer(self) -> None:
+        class Odd:
+            def __iter__(self) -> Iterator:
+                raise ValueError("nobody has to iterate it")
+
+        class Closed(dict):
+            def values(self) -> Any:
+                raise RuntimeError("nobody may look into it")
+
+        @dataclasses.dataclass
+        class Told:
+            loss: torch.Tensor
+
+        model, whole = nn.Linear(4, 4), nn.Module()
+        whole.forward = lambda rows, made: made(model(rows))
+        observer = cadre.observe(whole, self.folder, shape=SHAPE, layout=lambda rows, _: [len(rows)])
+        rows = torch.ones(3, 4)
+        self.assertEqual(len(list(whole(rows, lambda rows: (it for it in rows)))), 3)
+        for odd in (Odd, Closed):
+            self.assertIsInstance(whole(rows, lambda _, odd=odd: odd()), odd)
+        # The end of the backward is seen.
+        for made in (lambda it: it, lambda it: [it], lambda it: {"loss": it}, Told):
+            rows = whole(rows, made)
+            rows = rows.loss if isinstance(rows, Told) else rows["loss"] if isinstance(rows, dict) else rows
+            rows = rows[0] if isinstance(rows, list) else rows
+            self.assertEqual(len(rows._backward_hooks), 1)
+        observer.close()
+
+    def test_copies_of_a_model_are_not_observed(self) -> None:
+        model = nn.Linear(4, 4)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        observer = cadre.observe(model, self.folder, shape=SHAPE, layout=lambda rows: [len(rows)])
+        # As averages of weights, and checkpoints of whole models, which may be read where the package is not.
+        written = pickle.dumps(model)
+        self.assertNotIn(b"cadre", written)
+        for it in (copy.deepcopy(model), pickle.loads(written)):
+            it(torch.ones(2, 4)).sum().backward()
+        model(torch.ones(3, 4)).sum().backward()
+        optimizer.step()
+        observer.close()
+        self.assertEqual([it["documents"] for it in self.lines()[1:]], [[[3]]])
 
     def test_a_model_of_ones_own_says_its_shape_and_its_documents(self) -> None:
         model = nn.Linear(4, 4)

@@ -42,19 +42,23 @@ TOKENS = 512
 def manifest(
     *arguments: str,
     wire: str | None = "F32",
-    program: str = sys.executable,
+    program: str | list[str] = sys.executable,
     script: Path = HERE / "rank.py",
     servers: int = 2,
     nodes: int = 2,
+    variables: dict[str, str] | None = None,
     **attention: object,
 ) -> str:
-    """A job of rank.py, or of another script, of two ranks; `attention` is more of `spec.attention`. JSON is YAML."""
+    """A job of rank.py, or of another script, of two ranks; `variables` are of their environment, `attention` is more
+    of `spec.attention`. JSON is YAML."""
 
-    def of(name: str, command: list[str], args: list[str]) -> dict:
+    def of(name: str, command: list[str], args: list[str], more: dict[str, str] | None = None) -> dict:
         # Ranks and servers share few processors, and some frameworks set torch's threads by it.
-        env = [{"name": "OMP_NUM_THREADS", "value": "1"}]
+        told = {"OMP_NUM_THREADS": "1"} | (more or {})
+        env = [{"name": name, "value": value} for name, value in told.items()]
         return {"spec": {"containers": [{"name": name, "command": command, "args": args, "env": env}]}}
 
+    command = [*([program] if isinstance(program, str) else program), str(script)]
     pool = {
         "apiVersion": "cadre.dev/v1alpha1",
         "kind": "AttentionPool",
@@ -76,7 +80,7 @@ def manifest(
             "procsPerNode": 2 // nodes,
             "attention": {"poolRef": {"name": "pool"}, "wire": wire, "onPoolLoss": "Fail", "reproducible": True}
             | attention,
-            "template": of("trainer", [program, str(script)], list(arguments)),
+            "template": of("trainer", command, list(arguments), variables),
         },
     }
     return f"{json.dumps(pool)}\n---\n{json.dumps(job)}\n"
@@ -187,9 +191,10 @@ class Ranks(RealProcesses):
         both = ("--fault", "kill-server:0@1:fwd", "--fault", "kill-server:1@1:fwd")
         # One layer; all of them, a step that is forward alone.
         for frozen, faults in ((1, ("--fault", "kill-server:0@1:fwd")), (3, both)):
-            # By the way that the job says, which the ranks look at.
-            text = manifest(f"--frozen={frozen}", "--exchange=tcp", servers=3)
-            self.compare(self.complete(text, "--exchange=tcp", *faults), frozen=frozen)
+            # By the way that the job says, by its option or in its ranks' environment; they look at it.
+            said, variables = (("--exchange=tcp",), None) if frozen == 1 else ((), {"CADRE_EXCHANGE": "tcp"})
+            text = manifest(f"--frozen={frozen}", "--exchange=tcp", servers=3, variables=variables)
+            self.compare(self.complete(text, *said, *faults), frozen=frozen)
 
     def test_rows_are_rounded_in_this_process_as_on_a_wire_of_bf16(self) -> None:
         self.complete(manifest("--dtype=float32,bfloat16", "--bound=2e-2", wire="Bf16"))
