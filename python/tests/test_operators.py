@@ -130,7 +130,7 @@ class Operators(unittest.TestCase):
         ):
             torch.library.opcheck(torch.ops.cadre.attention.default, arguments)
         # Plain attention, under `cadre check`.
-        check = mock.Mock(plain=True, spanning=lambda _: None)
+        check = mock.Mock(plain=True, spanning=lambda _: None, announced=lambda lengths, number: (lengths, number))
         check.attention = lambda kind, lengths, qkv: _plain.forward(kind, lengths, *qkv)
         check.gradients = _plain.backward
         with mock.patch.object(_job, "check", lambda: check):

@@ -360,6 +360,7 @@ class Ends(Alone):
 
     def test_a_check_refuses_a_rank_without_documents(self) -> None:
         feed = _check.Feed.__new__(_check.Feed)
+        feed._check = mock.Mock()
         feed._source = iter([_check.Update([None], [[]])])
         with self.assertRaisesRegex(ValueError, "a batch of this rank has no documents"):
             feed.begin(SimpleNamespace())
