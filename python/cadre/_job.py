@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from . import _place
+from ._drawn import Streams
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._frozen import with_frozen
@@ -55,7 +56,7 @@ class Job:
         self.wire = getattr(torch, session.wire) if session else None
         self.refuses_wider = session is not None and session.wire_is_open and self.wire == torch.bfloat16
         self.not_finite = NotFinite(session)
-        self.epochs = Epochs(self.rank, self.ranks)
+        self.epochs, self.streams = Epochs(self.rank, self.ranks), Streams()
 
     def check_process(self) -> None:
         """Refuses a forked process: it has the memory of a rank, but not its threads."""
@@ -106,7 +107,8 @@ class Job:
         if self.announced is not None and self.announced != (stretches, order):
             raise ValueError(
                 f"rank {self.rank}: step {self.next} was announced with {self.announced} and begins with "
-                f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns"
+                f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns; after "
+                "a loop that was left, loop over the same `batches` again, or end it by itertools.islice(loader, count)"
             )
         after = self.stretches(following) if following is not None and self.next + 1 < self.steps else None
         order_after = order_of(turns, len(after)) if after else []
