@@ -222,6 +222,20 @@ class Loaders(Alone):
             with self.assertRaisesRegex(ValueError, "a generator that has ended; .* one epoch: give a loader that"):
                 next(again)
 
+    def test_a_loader_may_pack_where_it_collates(self) -> None:
+        documents = [list(range(2 + it)) for it in range(9)]
+        seen, state = [], None
+        for _ in range(2):
+            with mock.patch.object(_job, "_JOB", None):
+                self.join(steps=2)
+                loader = StatefulDataLoader(documents, batch_size=2, collate_fn=cadre.pack, num_workers=1)
+                feed = cadre.batches(loader)
+                if state:
+                    feed.load_state_dict(state)
+                seen += [(_job.running().lengths(), batch.input_ids.numel()) for batch in feed]
+                state = feed.state_dict()
+        self.assertEqual(seen, [([2, 3], 5), ([4, 5], 9), ([6, 7], 13), ([8, 9], 17)])
+
     def test_a_state_that_cannot_be_is_refused(self) -> None:
         self.join()
         with self.assertRaisesRegex(TypeError, "list has no state_dict; take"):
