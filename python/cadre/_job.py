@@ -140,8 +140,7 @@ class Job:
         return missing
 
     def end_step(self) -> None:
-        step, self.running = self.running, None
-        if step and self.session:
+        if (step := self.running) and self.session:
             tokens = step.rows() * self.ranks if step.tokens is None else step.tokens
             self.session.done(
                 step.number,
@@ -152,6 +151,7 @@ class Job:
                 tokens=tokens,
                 seconds=time.monotonic() - step.began,
             )
+        self.running = None
 
     def end(self) -> bool:
         """Ends the last step and leaves the job."""
