@@ -73,7 +73,7 @@ def elsewhere() -> str:
     """What a refusal adds whose remedy is `local()`, where another thread or coroutine is under it."""
     if not _OPEN or under_local():
         return ""
-    return "; it counts in the thread or coroutine that calls, and another is under it"
+    return "; cadre.local() counts in the thread or coroutine that calls, and another is under it"
 
 
 def says_whole() -> bool:

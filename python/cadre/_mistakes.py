@@ -63,7 +63,7 @@ def names_rank(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]
             rank = _rank()
             if rank is not None and is_mistake(error) and not re.search(rf"\brank {rank}\b", str(error)):
                 error.args = (f"rank {rank}: {error}",)
-            if (where := elsewhere()) and str(error).endswith("cadre.local()"):
+            if (where := elsewhere()) and "cadre.local()" in str(error) and where not in str(error):
                 error.args = (f"{error}{where}",)
             raise
 

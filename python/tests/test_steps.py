@@ -261,32 +261,6 @@ class Ends(Alone):
             with mock.patch.object(_step.Step, "unfinished", return_value=None), self.assertRaises(ValueError):
                 cadre.begin_step(**refused)
             self.assertEqual(_job.running().number, 0)
-        for told, words in (
-            ({"tokens": -1}, "tokens is -1; give the tokens of all ranks: a whole number from 0 to 2.64 - 1"),
-            ({"tokens": 2.5}, "tokens is 2.5"),
-            ({"tokens": 2**64}, "tokens is 18446744073709551616"),
-            ({"tokens": float("nan")}, "tokens is nan"),
-            ({"tokens": torch.zeros(2)}, "tokens is tensor"),
-            ({"tokens": [3]}, r"tokens is \[3\]"),
-            ({"loss": torch.zeros(2)}, r"loss is tensor\(.*, a Tensor; give one number"),
-            ({"loss": None}, "loss is None, a NoneType"),
-            ({"gradient_norm": "large"}, "gradient_norm is 'large', a str"),
-            ({"learning_rate": [0.1]}, r"learning_rate is \[0.1\], a list; give one number, such as .*get_last_lr"),
-            ({"learning_rate": 1j}, "learning_rate is 1j, a complex"),
-            ({"validation_loss": [0.1]}, "validation_loss is"),
-        ):
-            with self.assertRaisesRegex(ValueError, f"^report: {words}"):
-                cadre.report(**{"loss": 1.0, **told})
-        self.assertEqual((_job.running().loss, _job.running().tokens), (0.0, None))
-        cadre.report(loss=torch.ones(1), tokens=torch.tensor(7), gradient_norm=numpy.float32(2), learning_rate=1)
-        step = _job.running()
-        self.assertEqual((step.loss, step.tokens, step.gradient_norm, step.learning_rate), (1.0, 7, 2.0, 1.0))
-        for steps in (-1, 2.5, 2**64, None):
-            with self.assertRaisesRegex(ValueError, f"saved: steps is {steps}; give"):
-                cadre.saved(steps)
-        for seconds in (-1.0, float("nan"), float("inf")):
-            with self.assertRaisesRegex(ValueError, f"busy: seconds is {seconds}"):
-                cadre.busy(seconds)
         with self.assertRaisesRegex(ValueError, "accumulate is 1.5"):
             cadre.batches([1], accumulate=1.5)
 
@@ -301,16 +275,6 @@ class Ends(Alone):
                 attend(rows())
             cadre.finish()
         self.assertEqual(said.getvalue(), "cadre: no job has started this process; core attention is computed here\n")
-
-    def test_a_step_that_the_session_does_not_end_stays_the_one_that_runs(self) -> None:
-        self.join()
-        cadre.begin_step([ROWS])
-        session = mock.Mock(**{"done.side_effect": TypeError("must be real number")})
-        with mock.patch.object(_job.current(), "session", session), self.assertRaisesRegex(TypeError, "real number"):
-            cadre.begin_step([ROWS])
-        self.assertEqual(_job.running().number, 0)
-        cadre.begin_step([ROWS])
-        self.assertEqual(_job.running().number, 1)
 
     def test_heads_that_tensor_parallel_divides_are_refused_when_the_job_is_joined(self) -> None:
         model = torch.nn.Linear(1, 1)
