@@ -60,14 +60,14 @@ class Batches(Generic[Batch]):
     def state_dict(self) -> Any:
         """State of the loader after the batch handed out: a resume repeats the batches that were drawn later. After a
         loop that has ended with its epoch, that at the loader's end."""
-        drawn = self._drawn or _job.joined("batches").streams.of(self._loader)
+        drawn = self._drawn or _job.joined("batches").iterators.of(self._loader)
         state = self._state if drawn is None or drawn.state is None else drawn.state
         return self._loader_state() if state is None else state
 
     @names_rank
     def load_state_dict(self, state: Any) -> None:
         """Resumes after the batch that was handed out when the state was taken. Call it before the first batch."""
-        if self._drawn is not None or _job.joined("batches").streams.of(self._loader):
+        if self._drawn is not None or _job.joined("batches").iterators.of(self._loader):
             raise RuntimeError("batches: load_state_dict was called after the first batch; call it before the loop")
         if not hasattr(self._loader, "load_state_dict"):
             raise TypeError(f"batches: {self._without('load_state_dict')}")
@@ -78,7 +78,7 @@ class Batches(Generic[Batch]):
         """Begins an epoch."""
         if job.ended:
             raise StopIteration
-        self._drawn = job.streams.open(self._loader)
+        self._drawn = job.iterators.open(self._loader)
         self._drawn.feeds.add(self)
         return self._drawn
 
@@ -87,7 +87,7 @@ class Batches(Generic[Batch]):
         again after an exception it loses no batch."""
         if job.ended:
             raise StopIteration
-        job.streams.refuse_lost(drawn)
+        job.iterators.refuse_lost(drawn)
         if job.next < job.steps:
             if drawn.is_first:
                 drawn.draw(drawn.held, self._accumulate)
@@ -108,7 +108,7 @@ class Batches(Generic[Batch]):
 
     def _end_epoch(self, drawn: Drawn) -> NoReturn:
         """Ends the loop. The next one is the next epoch."""
-        is_empty = drawn.is_first and drawn.is_stream
+        is_empty = drawn.is_first and drawn.is_iterator
         drawn.end()
         self._drawn, self._state = None, drawn.state
         if is_empty and not hasattr(self._loader, "state_dict"):

@@ -46,7 +46,7 @@ class Drawn:
         self._broke: str | None = None
 
     @property
-    def is_stream(self) -> bool:
+    def is_iterator(self) -> bool:
         """Whether the loader is an iterator: what another loop over it draws comes behind what was drawn."""
         return self.iterator is self.loader
 
@@ -106,7 +106,7 @@ class Drawn:
             )
 
 
-class Streams:
+class Iterators:
     """Loaders of a job that are iterators and may have been drawn from ahead."""
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class Streams:
         if before:
             return before
         drawn = Drawn(loader, iterator)
-        if drawn.is_stream:
+        if drawn.is_iterator:
             self._known.append(drawn)
         return drawn
 
