@@ -76,7 +76,8 @@ class Drawn:
             try:
                 batch = next(self.iterator)
             except StopIteration:
-                self.has_ended, self._state_at_end = True, self._loader_state()
+                self.has_ended = True
+                self._state_at_end = self._loader_state()
                 self._refuse_broken()
             except BaseException as error:
                 self._broke = f"{type(error).__name__}: {error}"
