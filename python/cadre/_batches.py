@@ -1,15 +1,15 @@
 """The batches of a loader, as steps of the job: an update is held back, so that its documents are announced early.
 
 In: a loader, and what says the documents of its batches. Out: its batches, the state of the loader as of each. Errors
-of the loader are its own.
+of the loader are its own. What was drawn and not handed out is kept by `_drawn`.
 """
 
-import copy
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, Generic, TypeVar
+import contextlib
+from collections.abc import Callable, Iterable
+from typing import Any, Generic, NoReturn, TypeVar
 
 from . import _job
+from ._drawn import Drawn
 from ._layout import Layout, lengths_of
 from ._mistakes import names_rank
 from ._turns import Turns
@@ -26,14 +26,10 @@ class Batches(Generic[Batch]):
         self._layout, self._accumulate, self._turns = layout, accumulate, turns
         # It may have a state.
         self._loader: Any = loader
-        self._iterator: Iterator[Batch] | None = None
-        self._is_first, self._count = True, 0
-        # Batches that are left of the current update, of the next one, and of the one behind it, each with the loader's
-        # state after it. They stay here until a step has begun with them, whatever exception comes before.
-        self._left: deque[tuple[Batch, Any]] = deque()
-        self._held: list[tuple[Batch, Any]] = []
-        self._after: list[tuple[Batch, Any]] = []
+        # That of the epoch; none between epochs.
+        self._drawn: Drawn | None = None
         self._state: Any = None
+        self._count = 0
 
     def __iter__(self) -> "Batches[Batch]":
         return self
@@ -41,17 +37,19 @@ class Batches(Generic[Batch]):
     @names_rank
     def __next__(self) -> Batch:
         job = _job.joined("batches")
-        if self._left:
+        drawn = self._drawn or self._open(job)
+        if drawn.left:
             _job.next_micro_batch()
         else:
-            self._begin(job)
-        batch, self._state = self._left.popleft()
+            self._begin(job, drawn)
+        self._count = drawn.count
+        batch: Batch = drawn.hand_out()
         return batch
 
     @property
     def is_last(self) -> bool:
         """Whether the batch handed out is the last of its update: the time for `optimizer.step()`."""
-        return not self._left
+        return self._drawn is None or not self._drawn.left
 
     @property
     def micro_batches(self) -> int:
@@ -60,55 +58,73 @@ class Batches(Generic[Batch]):
 
     @names_rank
     def state_dict(self) -> Any:
-        """State of the loader after the batch handed out: a resume repeats the batches that were drawn later."""
-        return self._loader_state() if self._state is None else self._state
+        """State of the loader after the batch handed out: a resume repeats the batches that were drawn later. After a
+        loop that has ended with its epoch, that at the loader's end."""
+        drawn = self._drawn or _job.joined("batches").iterators.of(self._loader)
+        state = self._state if drawn is None or drawn.state is None else drawn.state
+        return self._loader_state() if state is None else state
 
     @names_rank
     def load_state_dict(self, state: Any) -> None:
         """Resumes after the batch that was handed out when the state was taken. Call it before the first batch."""
-        if self._iterator is not None:
+        if self._drawn is not None or _job.joined("batches").iterators.of(self._loader):
             raise RuntimeError("batches: load_state_dict was called after the first batch; call it before the loop")
         if not hasattr(self._loader, "load_state_dict"):
             raise TypeError(f"batches: {self._without('load_state_dict')}")
         self._loader.load_state_dict(state)
         self._state = state
 
-    def _begin(self, job: _job.Job) -> None:
+    def _open(self, job: _job.Job) -> Drawn:
+        """Begins an epoch."""
+        if job.ended:
+            raise StopIteration
+        self._drawn = job.iterators.open(self._loader)
+        self._drawn.feeds.add(self)
+        return self._drawn
+
+    def _begin(self, job: _job.Job, drawn: Drawn) -> None:
         """Begins the next step and announces the one after it; `StopIteration` where the loader or the job ends. Called
         again after an exception it loses no batch."""
         if job.ended:
             raise StopIteration
-        if self._iterator is None:
-            self._iterator, self._is_first = iter(self._loader), True
+        job.iterators.refuse_lost(drawn)
         if job.next < job.steps:
-            if self._is_first:
-                self._draw(self._held)
-            if not self._held:
-                # The next loop is the next epoch.
-                self._iterator = None
-                raise StopIteration
-            job.epochs.step(job.next, is_first=self._is_first)
-            self._is_first = False
+            if drawn.is_first:
+                drawn.draw(drawn.held, self._accumulate)
+            if not drawn.held:
+                self._end_epoch(drawn)
+            job.epochs.step(job.next, is_first=drawn.is_first)
+            drawn.is_first = False
             if job.next + 1 < job.steps:
-                self._draw(self._after)
-        told: list[list[Any]] = [[list(self._layout(batch)) for batch, _ in it] for it in (self._held, self._after)]
-        if not job.begin(told[0], told[1] or None, self._turns):
+                drawn.draw(drawn.after, self._accumulate)
+        told, after = (drawn.layouts(it, self._layout) for it in (drawn.held, drawn.after))
+        if not job.begin(told, after or None, self._turns):
+            if job.next == job.steps:
+                self._end_job(drawn)
             raise StopIteration
-        self._left.extend(self._held)
-        self._count = len(self._held)
-        self._held, self._after = self._after, []
+        drawn.left.extend(drawn.held)
+        drawn.count = len(drawn.held)
+        drawn.held, drawn.after = drawn.after, []
 
-    def _draw(self, drawn: list[tuple[Batch, Any]]) -> list[tuple[Batch, Any]]:
-        """Draws an update, or what it lacks; at the end of the loader, the batches that are left."""
-        stated = hasattr(self._loader, "state_dict")
-        while len(drawn) < self._accumulate:
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                break
-            # Copied, since a loader may change the state that it returned.
-            drawn.append((batch, copy.deepcopy(self._loader.state_dict()) if stated else None))
-        return drawn
+    def _end_epoch(self, drawn: Drawn) -> NoReturn:
+        """Ends the loop. The next one is the next epoch."""
+        is_empty = drawn.is_first and drawn.is_iterator
+        drawn.end()
+        self._drawn, self._state = None, drawn.state
+        if is_empty and not hasattr(self._loader, "state_dict"):
+            raise ValueError(
+                f"batches: a loop begins over a {type(self._loader).__name__} that has ended; an iterator, such as a "
+                "generator, has one epoch: give a loader that begins again, or a new one in each epoch"
+            )
+        raise StopIteration
+
+    def _end_job(self, drawn: Drawn) -> None:
+        """The job has made its steps. If its last one is the last of the epoch, too, the state is that after it."""
+        if hasattr(self._loader, "state_dict"):
+            with contextlib.suppress(Exception):
+                drawn.draw(drawn.held, 1)
+        if drawn.is_over:
+            drawn.end()
 
     def _loader_state(self) -> Any:
         if not hasattr(self._loader, "state_dict"):
@@ -130,9 +146,9 @@ def batches(
     """The batches of `loader`, `accumulate` of them a step, as many as the job has steps.
 
     An update is held back: its documents are announced while the one before runs. Where the loader ends the loop ends,
-    with an update of the batches that are left; the next call goes on with the next epoch. The loop ends early when
-    the job was asked to stop. `turns` is that of `begin_step`: with `turns=2` the next batch goes forward before the
-    backward of the one before.
+    with an update of the batches that are left; the next loop goes on with the next epoch. A loop that is left goes on
+    where it was in the next one over the same object. The loop ends early when the job was asked to stop. `turns` is
+    that of `begin_step`: with `turns=2` the next batch goes forward before the backward of the one before.
     """
     _job.joined("batches")
     if accumulate < 1 or accumulate != int(accumulate):

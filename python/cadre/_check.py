@@ -29,6 +29,7 @@ from torch.optim import optimizer as optimizers
 from . import _job, _local, _plain, _recut
 from ._batches import Batches
 from ._documents import LOCAL_TICKET
+from ._drawn import Drawn, Taken
 from ._layout import Layout, Shape, Stretch
 from ._spanning import Exchange
 from ._step import Step
@@ -295,22 +296,27 @@ class Checked(Batches):
         super().__init__(*arguments)
         self._check = check
         self._update: Update | None = None
-        self._feed = Feed(check, self._layout, self._drawn)
+        self._feed = Feed(check, self._layout, self._next_update)
 
     def __next__(self) -> Any:
         batch = super().__next__()
-        self._check.handed_out(self._update, self._count - len(self._left) - 1)
+        self._check.handed_out(self._update, self._count - len(self._drawn.left) - 1)
         return batch
 
-    def _begin(self, job: _job.Job) -> None:
-        self._update = self._feed.begin(job, self._turns)
-        self._left.extend((it, None) for it in self._update.batches)
-        self._count = len(self._update.batches)
+    def _open(self, job: _job.Job) -> Drawn:
+        # A single rank is handed the updates of all ranks instead.
+        self._drawn = super()._open(job) if self._check.kind != "one" else Drawn(self._loader, iter(()))
+        return self._drawn
 
-    def _drawn(self) -> list[Any]:
-        if self._iterator is None:
-            self._iterator = iter(self._loader)
-        return [batch for batch, _ in self._draw([])]
+    def _begin(self, job: _job.Job, drawn: Drawn) -> None:
+        self._update = self._feed.begin(job, self._turns)
+        drawn.left.extend(Taken(it) for it in self._update.batches)
+        drawn.count = len(self._update.batches)
+
+    def _next_update(self) -> list[Any]:
+        update: list[Taken] = []
+        self._drawn.draw(update, self._accumulate)
+        return [it.batch for it in update]
 
 
 def told_layout(layout: Layout) -> list[Any]:

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from . import _place
+from ._drawn import Iterators
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._frozen import with_frozen
@@ -55,7 +56,7 @@ class Job:
         self.wire = getattr(torch, session.wire) if session else None
         self.refuses_wider = session is not None and session.wire_is_open and self.wire == torch.bfloat16
         self.not_finite = NotFinite(session)
-        self.epochs = Epochs(self.rank, self.ranks)
+        self.epochs, self.iterators = Epochs(self.rank, self.ranks), Iterators()
 
     def check_process(self) -> None:
         """Refuses a forked process: it has the memory of a rank, but not its threads."""
@@ -106,7 +107,8 @@ class Job:
         if self.announced is not None and self.announced != (stretches, order):
             raise ValueError(
                 f"rank {self.rank}: step {self.next} was announced with {self.announced} and begins with "
-                f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns"
+                f"{stretches, order}; give begin_step the layouts that were `next` before, and the same turns; after "
+                "a loop that was left, loop over the same `batches` again, or end it by itertools.islice(loader, count)"
             )
         after = self.stretches(following) if following is not None and self.next + 1 < self.steps else None
         order_after = order_of(turns, len(after)) if after else []
@@ -138,8 +140,7 @@ class Job:
         return missing
 
     def end_step(self) -> None:
-        step, self.running = self.running, None
-        if step and self.session:
+        if (step := self.running) and self.session:
             tokens = step.rows() * self.ranks if step.tokens is None else step.tokens
             self.session.done(
                 step.number,
@@ -150,6 +151,7 @@ class Job:
                 tokens=tokens,
                 seconds=time.monotonic() - step.began,
             )
+        self.running = None
 
     def end(self) -> bool:
         """Ends the last step and leaves the job."""

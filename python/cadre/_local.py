@@ -2,8 +2,9 @@
 
 In: `local()` of the script. Out: what calls ask. It knows no job.
 
-The script's threads and coroutines each have a value of their own. A thread of autograd's, such as that of a GPU, has
-none: there the value is that of the thread that called backward, which torch hands on with its own settings of threads.
+The script's threads and coroutines each have a value of their own; a new thread is not under `local()`. A thread of
+autograd's, such as that of a GPU, has none: there the value is that of the thread that called backward, which torch
+hands on with its own settings of threads.
 """
 
 import contextlib
@@ -26,6 +27,8 @@ class _Said(NamedTuple):
 
 _NOTHING = _Said()
 _KEY = "cadre.local"
+_OPEN: set[object] = set()
+"""One for each `local()` that has begun and not ended, in whatever thread."""
 _SAID: contextvars.ContextVar[_Said | None] = contextvars.ContextVar(_KEY, default=None)
 
 
@@ -66,6 +69,13 @@ def under_local() -> bool:
     return _said().local
 
 
+def elsewhere() -> str:
+    """What a refusal adds whose remedy is `local()`, where another thread or coroutine is under it."""
+    if not _OPEN or under_local():
+        return ""
+    return "; cadre.local() counts in the thread or coroutine that calls, and another is under it"
+
+
 def says_whole() -> bool:
     """Whether the call is under `local(whole=True)`."""
     return _said().whole
@@ -77,10 +87,12 @@ def local(*, whole: bool = False) -> Iterator[None]:
     rank, and every call says them (`cu_seqlens`): those of the step are not taken. Lengths of what was packed or
     announced with parts of documents are refused, unless `whole` says that these are other documents."""
     said, before = _Said(True, whole or says_whole(), threading.get_ident()), _handed_on()
-    token = _SAID.set(said)
+    token, open_here = _SAID.set(said), object()
     _stash(said)
+    _OPEN.add(open_here)
     try:
         yield
     finally:
+        _OPEN.discard(open_here)
         _stash(before)
         _SAID.reset(token)

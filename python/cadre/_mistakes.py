@@ -13,6 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import ParamSpec, TypeVar
 
+from ._local import elsewhere
 from ._native import RefusedError
 
 BAD_INPUT = 2
@@ -51,8 +52,8 @@ def check_numbers(steps: int, on_nonfinite: str, **counts: int) -> None:
 
 
 def names_rank(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]:
-    """Mistakes that `call` raises in a job begin with the rank, if they do not name it themselves. A call that raises
-    nothing does no more than without."""
+    """Mistakes that `call` raises in a job begin with the rank, if they do not name it themselves; those whose
+    remedy is `local()` say if another thread is under it. A call that raises nothing does no more than without."""
 
     @functools.wraps(call)
     def named(*arguments: Arguments.args, **more: Arguments.kwargs) -> Result:
@@ -62,6 +63,8 @@ def names_rank(call: Callable[Arguments, Result]) -> Callable[Arguments, Result]
             rank = _rank()
             if rank is not None and is_mistake(error) and not re.search(rf"\brank {rank}\b", str(error)):
                 error.args = (f"rank {rank}: {error}",)
+            if (where := elsewhere()) and "cadre.local()" in str(error) and where not in str(error):
+                error.args = (f"{error}{where}",)
             raise
 
     return named

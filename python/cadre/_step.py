@@ -18,6 +18,7 @@ from ._turns import Turn, in_words, order_of
 
 # More micro-batches than a step can have: the session counts them in 16 bits.
 _MICRO_BATCHES = 1 << 16
+_NOT_AGAIN = "; a step is not tried again after an exception in it: let that end the process"
 
 
 class Step:
@@ -196,10 +197,11 @@ class Step:
         elif (layer := self.forward[at]) == layers:
             raise RuntimeError(
                 f"{where}: all {layers} forward phases were called; begin the next micro-batch or step, or evaluate "
-                "under cadre.local()"
+                f"under cadre.local(){_NOT_AGAIN}"
             )
         elif named not in (None, layer):
-            raise ValueError(f"{where}: layer {named} is called, and it is the turn of layer {layer}")
+            again = _NOT_AGAIN if named < layer else ""
+            raise ValueError(f"{where}: layer {named} is called, and it is the turn of layer {layer}{again}")
         if not self.layouts[at]:
             raise ValueError(f"{where}: it was announced without documents, and q is {shapes[0]}")
         if self.in_flight and not is_again and (due := self.due()) != ("F", at):

@@ -92,6 +92,13 @@ class OnPool(Base):
                 f"an epoch ends with {len(update[0])} of an update's {num_batches} batches: Trainer makes no update of "
                 "them where the loader has no length; give epochs a multiple of gradient_accumulation_steps batches"
             )
+        layouts = [lengths_of(it) for it in update[0]]
+        if ahead and ahead[0] is not epoch_iterator and [lengths_of(it) for it in ahead[1][0]] != layouts:
+            raise NotImplementedError(
+                "an epoch was ended before its batches were (control.should_epoch_stop), and the next one begins with "
+                f"documents of {layouts} rows, which are not those of the update that was announced; let epochs end by "
+                "themselves"
+            )
         following = None
         if job.next + 1 < job.steps:
             # At the end of an epoch there are fewer, or none.
@@ -100,7 +107,7 @@ class OnPool(Base):
                 self._ahead = (epoch_iterator, after)
                 following = [lengths_of(it) for it in after[0]]
         self._micro_batch = 0
-        if _job.begin_step([lengths_of(it) for it in update[0]], next=following):
+        if _job.begin_step(layouts, next=following):
             return update
         # The job was asked to stop, or a resume has no step left.
         self.control.should_training_stop = True

@@ -3,6 +3,7 @@
 Each test begins with a process in which `init` was not called.
 """
 
+import itertools
 import unittest
 from typing import Any
 from unittest import mock
@@ -11,29 +12,15 @@ import cadre
 import torch
 import torch.distributed as dist
 from alone import Alone
-from cadre import _epochs, _job, _layout, _turns
+from cadre import _epochs, _job, _layout, _mistakes, _step, _turns
+from loaders import Loader, Resets, Rewinds, Stream
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 ROWS = 8
 
 
-class Loader:
-    """Numbers, and where it stands."""
-
-    def __init__(self, count: int) -> None:
-        self.count, self.drawn = count, 0
-
-    def __iter__(self):
-        while self.drawn < self.count:
-            self.drawn += 1
-            yield self.drawn - 1
-        self.drawn = 0
-
-    def state_dict(self) -> dict:
-        return {"drawn": self.drawn}
-
-    def load_state_dict(self, state: dict) -> None:
-        self.drawn = state["drawn"]
+def layout(number: int) -> list[int]:
+    return [ROWS + number]
 
 
 class Orders(Alone):
@@ -75,7 +62,7 @@ class Orders(Alone):
 
 class Loaders(Alone):
     def batches(self, loader, **more):
-        return cadre.batches(loader, layout=lambda it: [ROWS + it], **more)
+        return cadre.batches(loader, layout=layout, **more)
 
     def test_an_update_is_held_back_and_the_last_of_an_epoch_may_have_fewer_batches(self) -> None:
         self.join(steps=4)
@@ -100,22 +87,16 @@ class Loaders(Alone):
         self.assertTrue(_job.current().ended)
 
     def test_an_exception_before_a_step_begins_loses_no_batch(self) -> None:
-        class Breaks(Loader):
+        class Breaks(Stream):
             """Each batch fails once before it comes."""
 
             broken = -1
 
-            def __iter__(self):
-                return self
-
             def __next__(self) -> int:
-                if self.drawn == self.count:
-                    raise StopIteration
-                if self.broken < self.drawn:
+                if self.broken < self.drawn < self.count:
                     self.broken = self.drawn
                     raise OSError("the disk is away")
-                self.drawn += 1
-                return self.drawn - 1
+                return super().__next__()
 
         def refused(layouts: Any, *more: Any) -> bool:
             """As a step is whose former one lacks a backward; once a step."""
@@ -176,6 +157,85 @@ class Loaders(Alone):
                     # The next epoch begins at the beginning.
                     self.assertEqual(next(self.batches(loader)), 0)
 
+    def test_a_resume_after_a_loop_that_ended_begins_with_the_next_epoch(self) -> None:
+        def stateful(workers: int = 0):
+            return StatefulDataLoader(range(6), batch_size=1, collate_fn=lambda it: it[0], num_workers=workers)
+
+        # The job goes on, ends with the epoch, or ends within it.
+        for make, steps, left in (
+            (stateful, 9, []),
+            (lambda: stateful(2), 9, []),
+            (stateful, 3, []),
+            (lambda: Loader(6), 3, []),
+            (stateful, 2, [4, 5]),
+        ):
+            with mock.patch.object(_job, "_JOB", None):
+                self.join(steps=steps)
+                feed = self.batches(make(), accumulate=2)
+                self.assertEqual([*feed, *left], list(range(6)))
+                state = feed.state_dict()
+            with mock.patch.object(_job, "_JOB", None):
+                self.join(steps=9)
+                again = self.batches(make(), accumulate=2)
+                again.load_state_dict(state)
+                self.assertEqual([list(again) for _ in range(2)], [left or list(range(6)), list(range(6))])
+
+    def test_a_loader_that_begins_again_after_its_end_mixes_no_epochs(self) -> None:
+        self.join(steps=6)
+        loader = Resets(5)
+        self.assertEqual([list(self.batches(loader, accumulate=2)) for _ in range(2)], [list(range(5))] * 2)
+
+    def test_documents_of_a_batch_are_asked_for_once(self) -> None:
+        self.join(steps=4)
+        batches = [{"lengths": [ROWS + at]} for at in range(4)]
+        steps = [_job.running().lengths() for _ in cadre.batches(batches, layout=lambda it: it.pop("lengths"))]
+        self.assertEqual(steps, [[8], [9], [10], [11]])
+
+    def test_a_loader_that_ends_after_an_exception_ends_no_epoch_in_silence(self) -> None:
+        def documents():
+            yield from range(3)
+            raise OSError("the disk is away")
+
+        self.join(steps=9)
+        seen, said = [], []
+        feed = self.batches(map(int, documents()))
+        for _ in range(9):
+            try:
+                seen.append(next(feed))
+            except StopIteration:
+                break
+            except (OSError, RuntimeError) as error:
+                said.append(error)
+        self.assertEqual(seen, [0, 1, 2])
+        self.assertEqual(str(said[0]), "the disk is away")
+        self.assertRegex(str(said[1]), "map ended at the call after it raised OSError: the disk is away.*be missing")
+        # Another attempt may find the disk.
+        self.assertFalse(_mistakes.is_mistake(said[1]))
+        self.assertEqual(len(said), 2)
+
+    def test_a_generator_has_one_epoch(self) -> None:
+        self.join(steps=9)
+        generator = (it for it in range(3))
+        feed = self.batches(generator)
+        self.assertEqual(list(feed), [0, 1, 2])
+        for again in (feed, self.batches(generator)):
+            with self.assertRaisesRegex(ValueError, "a generator that has ended; .* one epoch: give a loader that"):
+                next(again)
+
+    def test_a_loader_may_pack_where_it_collates(self) -> None:
+        documents = [list(range(2 + it)) for it in range(9)]
+        seen, state = [], None
+        for _ in range(2):
+            with mock.patch.object(_job, "_JOB", None):
+                self.join(steps=2)
+                loader = StatefulDataLoader(documents, batch_size=2, collate_fn=cadre.pack, num_workers=1)
+                feed = cadre.batches(loader)
+                if state:
+                    feed.load_state_dict(state)
+                seen += [(_job.running().lengths(), batch.input_ids.numel()) for batch in feed]
+                state = feed.state_dict()
+        self.assertEqual(seen, [([2, 3], 5), ([4, 5], 9), ([6, 7], 13), ([8, 9], 17)])
+
     def test_a_state_that_cannot_be_is_refused(self) -> None:
         self.join()
         with self.assertRaisesRegex(TypeError, "list has no state_dict; take"):
@@ -194,6 +254,91 @@ class Loaders(Alone):
         self.assertEqual(_layout.lengths_of(batch), [7, 7, 7])
         with self.assertRaisesRegex(TypeError, "no cu_seq_lens_q"):
             _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
+
+
+class Left(Alone):
+    """Loops that are left before their loader ends, in a job that compares each step with what was announced."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.join(steps=99)
+        session = mock.Mock(**{"begin.return_value": "step"})
+        for it in (
+            mock.patch.object(_job.current(), "session", session),
+            # Nothing calls attention.
+            mock.patch.object(_step.Step, "unfinished", return_value=None),
+            mock.patch.object(_step.Step, "due", return_value=None),
+        ):
+            it.start()
+            self.addCleanup(it.stop)
+
+    def some(self, feed: cadre.Batches, count: int = 3) -> list[int]:
+        """Batches of a loop that is left."""
+        seen = []
+        for batch in feed:
+            seen.append(batch)
+            self.assertEqual(_job.running().lengths(), layout(batch))
+            if len(seen) == count:
+                break
+        return seen
+
+    def test_a_further_loop_goes_on_with_what_was_drawn_ahead(self) -> None:
+        for make in (lambda: iter(range(20)), lambda: (it for it in range(20)), lambda: Stream(20)):
+            with mock.patch.object(_job.current(), "announced", None):
+                stream, seen = make(), []
+                # The second loop is left within an update.
+                for accumulate in (2, 2, 1, 3):
+                    seen.append(self.some(cadre.batches(stream, layout, accumulate=accumulate), 4 - len(seen) % 2))
+                self.assertEqual(seen, [[0, 1, 2, 3], [4, 5, 6], [7, 8, 9, 10], [11, 12, 13]])
+                list(cadre.batches(stream, layout))
+
+    def test_one_feed_serves_all_loops(self) -> None:
+        feed = cadre.batches(list(range(7)), layout)
+        self.assertEqual([self.some(feed) for _ in range(3)], [[0, 1, 2], [3, 4, 5], [6]])
+        self.assertEqual(self.some(feed), [0, 1, 2])
+
+    def test_a_loop_of_a_part_of_a_loader_draws_no_more(self) -> None:
+        stream = Stream(9)
+        loops = [list(cadre.batches(itertools.islice(stream, 4), layout)) for _ in range(2)]
+        self.assertEqual((loops, next(stream)), ([[0, 1, 2, 3], [4, 5, 6, 7]], 8))
+
+    def test_a_loader_that_begins_anew_is_compared_with_what_was_announced(self) -> None:
+        alike = [ROWS] * 9
+        for _ in range(2):
+            self.assertEqual(next(cadre.batches(alike, lambda it: [it])), ROWS)
+        _job.current().announced = None
+        self.some(cadre.batches(range(100, 109), layout))
+        with self.assertRaisesRegex(ValueError, "was announced with .* loop over the same `batches` again"):
+            self.some(cadre.batches(range(100, 109), layout))
+
+    def test_what_was_drawn_ahead_is_never_lost_in_silence(self) -> None:
+        def alike(loader: Any) -> cadre.Batches:
+            return cadre.batches(loader, lambda _: [ROWS])
+
+        # Both go on.
+        one, other = alike(Stream(9)), alike(Stream(9))
+        self.assertEqual([next(it) for it in (one, other) * 2], [0, 0, 1, 1])
+        del one
+        words = "1 batches were drawn ahead from a Stream whose loop was left, and a loop over another .*; keep what"
+        with self.assertRaisesRegex(ValueError, words):
+            next(other)
+
+    def test_an_iterator_that_may_begin_anew_is_refused_after_a_loop_that_was_left(self) -> None:
+        loader = Rewinds(9)
+        self.assertEqual(next(cadre.batches(loader, lambda _: [ROWS])), 0)
+        with self.assertRaisesRegex(ValueError, "1 batches were drawn ahead from a Rewinds whose loop was left"):
+            next(cadre.batches(loader, lambda _: [ROWS]))
+
+    def test_a_state_is_that_of_what_was_handed_out_of_an_iterator(self) -> None:
+        class Stated(Stream):
+            state_dict, load_state_dict = Loader.state_dict, Loader.load_state_dict
+
+        stream = Stated(9)
+        self.assertEqual(self.some(cadre.batches(stream, layout)), [0, 1, 2])
+        feed = cadre.batches(stream, layout)
+        self.assertEqual((feed.state_dict(), stream.drawn), ({"drawn": 3}, 4))
+        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
+            feed.load_state_dict({"drawn": 0})
 
 
 class Epochs(Alone):

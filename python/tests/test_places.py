@@ -10,6 +10,8 @@ import signal
 import sys
 import threading
 import unittest
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 from unittest import mock
@@ -69,6 +71,30 @@ class Halves(Alone):
             cadre.wait(found)
         with self.assertRaisesRegex(Exception, "cadre.submit is not for compiled code"):
             torch.compile(lambda *it: cadre.wait(cadre.submit(*it)), backend="eager", fullgraph=True)(*rows())
+
+    def test_a_thread_of_the_scripts_own_is_not_under_local_and_its_refusal_says_so(self) -> None:
+        self.join()
+        cadre.begin_step([8])
+        q = torch.ones(8, 2, 8)
+
+        def evaluated(*ends: torch.Tensor) -> torch.Tensor:
+            return cadre.flash_attn_varlen_func(q, q, q, *(ends or [None, None]), 8, 8, causal=True)
+
+        def in_thread(call: Callable, *ends: torch.Tensor) -> torch.Tensor:
+            with ThreadPoolExecutor(1) as threads:
+                return threads.submit(call, *ends).result()
+
+        evaluated()
+        with self.assertRaisesRegex(RuntimeError, "evaluate under cadre.local\\(\\)$"):
+            in_thread(evaluated)
+        words = "under cadre.local.*; cadre.local.. counts in the thread or coroutine that calls, and another is under"
+        with cadre.local():
+            with self.assertRaisesRegex(RuntimeError, words):
+                in_thread(evaluated)
+            # What the page says to do.
+            in_thread(cadre.local()(evaluated), *[torch.tensor([0, 8])] * 2)
+            with self.assertRaisesRegex(ValueError, "the documents are not the step's: pass cu_seqlens [^;]*$"):
+                evaluated()
 
 
 class Flights(Alone):

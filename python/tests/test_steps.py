@@ -286,12 +286,6 @@ class Ends(Alone):
             with mock.patch.object(_step.Step, "unfinished", return_value=None), self.assertRaises(ValueError):
                 cadre.begin_step(**refused)
             self.assertEqual(_job.running().number, 0)
-        for tokens in (-1, 2.5):
-            with self.assertRaisesRegex(ValueError, f"report: tokens is {tokens}"):
-                cadre.report(loss=1.0, tokens=tokens)
-        for seconds in (-1.0, float("nan"), float("inf")):
-            with self.assertRaisesRegex(ValueError, f"busy: seconds is {seconds}"):
-                cadre.busy(seconds)
         with self.assertRaisesRegex(ValueError, "accumulate is 1.5"):
             cadre.batches([1], accumulate=1.5)
 

@@ -15,7 +15,7 @@ from alone import Alone
 from cadre import _job
 from test_transformers import llama
 from torch.utils.data import IterableDataset
-from transformers import EarlyStoppingCallback, Trainer, TrainingArguments
+from transformers import EarlyStoppingCallback, Trainer, TrainerCallback, TrainingArguments
 
 ROWS = [{"input_ids": torch.arange(8) + at, "labels": torch.arange(8) + at} for at in range(3)]
 
@@ -27,8 +27,11 @@ class Pooled(cadre.trainer.OnPool, Trainer):
 class Endless(IterableDataset):
     """An epoch of three batches, and no length."""
 
+    def __init__(self, rows: list = ROWS) -> None:
+        self.rows = rows
+
     def __iter__(self):
-        return iter(ROWS)
+        return iter(self.rows)
 
 
 class Ends(Alone):
@@ -56,6 +59,17 @@ class Ends(Alone):
     def test_a_sized_epoch_that_ends_within_an_update_is_trained(self) -> None:
         self.assertEqual(self.train(self.trainer(num_train_epochs=2, gradient_accumulation_steps=2)), 4)
         self.assertTrue(_job.current().ended)
+
+    def test_an_epoch_that_a_callback_ends_is_compared_with_what_was_announced(self) -> None:
+        class Ends(TrainerCallback):
+            def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+                control.should_epoch_stop = True
+
+        self.assertEqual(self.train(self.trainer(Endless(), [Ends()], max_steps=3)), 3)
+        others = [{name: it[: 4 + at] for name, it in ROWS[0].items()} for at in range(3)]
+        words = r"should_epoch_stop\), .* the update that was announced"
+        with mock.patch.object(_job, "_JOB", None), self.assertRaisesRegex(NotImplementedError, words):
+            self.train(self.trainer(Endless(others), [Ends()], max_steps=3))
 
     def test_an_evaluation_of_one_row_is_one_of_whole_documents(self) -> None:
         self.assertEqual(self.train(self.trainer(max_steps=2, eval_strategy="steps", eval_steps=1)), 2)
