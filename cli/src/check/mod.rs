@@ -147,10 +147,36 @@ fn table(findings: &[Finding]) -> String {
         };
         table.add_row([check.as_str(), verdict, detail]);
     }
-    let found = findings.iter().filter(|it| it.verdict == Verdict::Found).count();
-    let last = match found {
+    let count = |of| findings.iter().filter(|it| it.verdict == of).count();
+    let found = match count(Verdict::Found) {
         0 => "nothing was found".to_owned(),
         some => format!("{some} of {} checks found something", findings.len()),
     };
-    format!("{table}\n{last}\n")
+    let not_tried = match count(Verdict::NotTried) {
+        0 => String::new(),
+        some => format!("; {some} not tried"),
+    };
+    format!("{table}\n{found}{not_tried}\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn checks_that_were_not_tried_are_counted_below_the_table() {
+        let last = |verdicts: &[Verdict]| {
+            let finding = |verdict: &Verdict| Finding {
+                check: "a check".into(),
+                verdict: *verdict,
+                detail: String::new(),
+            };
+            let table = table(&verdicts.iter().map(finding).collect::<Vec<_>>());
+            table.lines().last().expect("a table has lines").to_owned()
+        };
+        assert_eq!(last(&[Verdict::Ok]), "nothing was found");
+        assert_eq!(last(&[Verdict::Ok, Verdict::NotTried]), "nothing was found; 1 not tried");
+        let both = [Verdict::Found, Verdict::NotTried, Verdict::NotTried];
+        assert_eq!(last(&both), "1 of 3 checks found something; 2 not tried");
+    }
 }
