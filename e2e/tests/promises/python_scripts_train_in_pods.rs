@@ -17,7 +17,7 @@ use kube::ResourceExt as _;
 use kube::api::ListParams;
 use serde_json::{Value, json};
 
-use crate::objects::{all, find, of_job};
+use crate::objects::{all, cadre, find, of_job};
 use crate::plain_pods_join_a_pool_and_train::{ends, indexed};
 use crate::training::{Training, claim, pod};
 
@@ -41,6 +41,7 @@ pub(crate) async fn keep(cluster: &Cluster) -> Result<()> {
     let is_complete = |job: &_| find(of_job(job), "Complete").is_some_and(|it| it.status == "True");
     training.status("the end of the job", is_complete).await?;
     is_like(&losses(&training.log("j-1")?)?, &alone)?;
+    has_steps(&training, "j")?;
     for it in [meeting(), python.plain()] {
         training.cluster.apply(training.here, &it.to_string())?;
     }
@@ -169,6 +170,15 @@ fn meeting() -> Value {
     json!({"apiVersion": "v1", "kind": "Service", "metadata": {"name": "plain"},
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true,
             "selector": {"batch.kubernetes.io/job-name": "plain"}}})
+}
+
+/// `cadre status` shows the steps of a job.
+fn has_steps(training: &Training<'_>, job: &str) -> Result<()> {
+    let (good, text) = cadre(training.cluster, training.here, &["status"])?;
+    let named = format!("{}/{job} ", training.here);
+    let row = text.lines().find(|it| it.contains(&named)).unwrap_or_default();
+    ensure!(good && row.contains(&format!("/{STEPS} ")), "no steps of {job} in: {text}");
+    Ok(())
 }
 
 /// What keeps Python from writing and from asking the network.
