@@ -8,7 +8,7 @@
 use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, TryLockError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
@@ -55,12 +55,18 @@ impl Threads {
 /// The pool of `size` helper threads. None where the system refuses threads; then the caller works alone.
 fn pool(size: usize) -> Option<Arc<ThreadPool>> {
     static POOLS: Mutex<BTreeMap<(u32, usize), Arc<ThreadPool>>> = Mutex::new(BTreeMap::new());
+    /// The process that made the first pool.
+    static FIRST: OnceLock<u32> = OnceLock::new();
     let key = (std::process::id(), size);
-    let mut pools = match POOLS.try_lock() {
-        Ok(it) => it,
-        Err(TryLockError::Poisoned(it)) => it.into_inner(),
-        // Held while a pool is made; in a forked child it may be held for ever.
-        Err(TryLockError::WouldBlock) => return None,
+    let mut pools = if *FIRST.get_or_init(|| key.0) == key.0 {
+        POOLS.lock().unwrap_or_else(PoisonError::into_inner)
+    } else {
+        match POOLS.try_lock() {
+            Ok(it) => it,
+            Err(TryLockError::Poisoned(it)) => it.into_inner(),
+            // In a forked child it may be held for ever.
+            Err(TryLockError::WouldBlock) => return None,
+        }
     };
     if let Some(pool) = pools.get(&key) {
         return Some(Arc::clone(pool));

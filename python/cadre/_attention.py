@@ -121,10 +121,12 @@ def _backward(
         return tuple(_place.room(it.shape, it) for it in (q, k, v))
     if dout.is_neg():
         dout = dout.resolve_neg()
+    if dlse is not None:
+        dlse = _place.dense(dlse)
     if (number := int(ticket)) >= 0:
         job = _job.current()
         job.check_process()
-        gradients = (_place.rows(o), lse.contiguous(), _place.rows(dout), None if dlse is None else dlse.contiguous())
+        gradients = (_place.rows(o), lse.contiguous(), _place.rows(dout), dlse)
         with job.turn:
             step, at, layer = job.backward_phase(number)
             lent = _place.lent(q)
@@ -247,8 +249,11 @@ def _is_plain(q: Tensor, k: Tensor, v: Tensor) -> bool:
     return not watched and type(q) in _PLAIN and type(k) in _PLAIN and type(v) in _PLAIN
 
 
-def _refuse_transforms(transforms: list[torch._C._functorch.CInterpreter]) -> None:
-    """Refuses what transforms of functions would ask of a call. `vmap` alone makes one call after the other."""
+def refuse_transforms() -> bool:
+    """Refuses what transforms of functions would ask of a call. `vmap` alone makes one call after the other. Whether
+    there are some."""
+    if not (transforms := torch._C._functorch.get_interpreter_stack()):
+        return False
     kinds = {it.key() for it in transforms}
     if torch._C._functorch.TransformType.Grad in kinds:
         raise NotImplementedError(
@@ -260,13 +265,13 @@ def _refuse_transforms(transforms: list[torch._C._functorch.CInterpreter]) -> No
             "torch.vmap makes several calls of one, and a call is one phase of a step; pack the rows, or evaluate "
             "under cadre.local()"
         )
+    return True
 
 
 def _eager(
     q: Tensor, k: Tensor, v: Tensor, call: tuple[Tensor | str | None, ...], *, with_lse: bool
 ) -> tuple[Tensor, Tensor | None]:
-    if transforms := torch._C._functorch.get_interpreter_stack():
-        _refuse_transforms(transforms)
+    transforms = refuse_transforms()
     _next.is_repeated = _kept.is_repeated()
     try:
         if transforms or not _is_plain(q, k, v):

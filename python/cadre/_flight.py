@@ -22,7 +22,7 @@ class InFlight:
 
     def __init__(self, results: tuple[Tensor, ...] = (), step: int = -1, number: int = -1) -> None:
         self.results = results
-        """What is there without waiting, or where results of the backward go."""
+        """What is there without waiting."""
         self.step, self.number = step, number
         """The step, and the number of the phase in all steps."""
         self.phase = (-1, -1)
@@ -30,7 +30,6 @@ class InFlight:
         self.shape: tuple[int, ...] = ()
         self.dtype = torch.float32
         """Shape and type of Q."""
-        self.lent: _place.Behind | None = None
         self.out: Ticket | None = None
         """The session's ticket of the half that is out."""
         self.token: Tensor | None = None
@@ -45,15 +44,17 @@ class _Submit(torch.autograd.Function):
     def forward(ctx, flight, job, q, k, v):
         ctx.flight, ctx.job = flight, job
         ctx.save_for_backward(q, k, v)
-        flight.shape, flight.dtype, flight.lent = q.shape, q.dtype, _place.lent(q)
-        flight.out = job.session.submit(flight.phase, tuple(_place.rows(it) for it in (q, k, v)), lent=flight.lent)
+        flight.shape, flight.dtype = q.shape, q.dtype
+        rows, lent = tuple(_place.rows(it) for it in (q, k, v)), _place.lent(q)
+        flight.out = job.session.submit(flight.phase, rows, lent=lent)
         return torch.zeros((), device=q.device)
 
     @staticmethod
     def backward(ctx, _):
-        flight, job = ctx.flight, ctx.job
-        results, flight.results = flight.results, ()
-        job.not_finite.found(flight.step, job.session.wait(flight.out, *results, lent=flight.lent))
+        # Behind the stream of this half: each half may have one of its own.
+        results = tuple(_place.room(it.shape, it) for it in ctx.saved_tensors)
+        ticket, lent = ctx.flight.out, _place.lent(results[0])
+        ctx.job.not_finite.found(ctx.flight.step, ctx.job.session.wait(ticket, *results, lent=lent))
         return None, None, *results
 
 
@@ -63,7 +64,7 @@ class _Wait(torch.autograd.Function):
         ctx.flight, ctx.job, ctx.device = flight, job, token.device
         o = _place.room(flight.shape, token, flight.dtype)
         lse = _place.room(flight.shape[:2], token, torch.float32)
-        job.not_finite.found(flight.step, job.session.wait(flight.out, o, lse, lent=flight.lent))
+        job.not_finite.found(flight.step, job.session.wait(flight.out, o, lse, lent=_place.lent(o)))
         ctx.set_materialize_grads(False)
         ctx.save_for_backward(o, lse)
         return o, lse
@@ -80,14 +81,13 @@ class _Wait(torch.autograd.Function):
         ((before, _),) = ctx.next_functions
         rows = before.saved_tensors
         dout = torch.zeros_like(o) if dout is None else dout
-        gradients = (_place.rows(o), lse.contiguous(), _place.rows(dout), None if dlse is None else dlse.contiguous())
+        gradients = (_place.rows(o), lse, _place.rows(dout), None if dlse is None else _place.dense(dlse))
         job.check_process()
         with job.turn:
             step, at, layer = job.backward_phase(flight.number)
             given = tuple(_place.rows(it) for it in rows)
-            flight.out = job.session.submit((at, layer), given, gradients, lent=flight.lent)
+            flight.out = job.session.submit((at, layer), given, gradients, lent=_place.lent(o))
             step.backward[at] += 1
-        flight.results = tuple(_place.room(it.shape, it) for it in rows)
         return None, None, torch.zeros((), device=ctx.device)
 
 
@@ -122,13 +122,14 @@ def submit(
             cu_seqlens = torch.tensor(list(accumulate(step.lengths(micro_batch), initial=0)), device="cpu")
         how: dict[str, Any] = {"mask": mask, "chunk": chunk, "scale": softmax_scale, "softcap": softcap}
         return InFlight(_attention.attend(q, k, v, cu_seqlens, None, **how))
+    _attention.refuse_transforms()
     q, k, v = _place.checked(q, k, v)
     _layout.check_ends(cu_seqlens=cu_seqlens)
     job, step = pool
     if (_kept.is_repeated() and step.backwards) or torch._C._current_graph_task_id() != -1:
         raise NotImplementedError(
-            "cadre.submit in a checkpoint, or without gradients, is not there yet; checkpoint what lies between wait "
-            "and the next submit"
+            "cadre.submit in a checkpoint, under other hooks of saved tensors (save_on_cpu), or without gradients, is "
+            "not there yet; put these around what lies between wait and the next submit"
         )
     at = step.at if micro_batch is None else micro_batch
     if not 0 <= at < len(step.layouts):
@@ -166,6 +167,7 @@ def wait(flight: InFlight) -> tuple[Tensor, Tensor]:
     with job.turn:
         if (step := job.running) and step.number == flight.step:
             step.end_flight(*flight.phase)
-    flight.waited = True
-    token, flight.token = flight.token, None
-    return _Wait.apply(flight, job, token)
+    results = _Wait.apply(flight, job, flight.token)
+    # Not before: who is interrupted may wait again.
+    flight.waited, flight.token = True, None
+    return results

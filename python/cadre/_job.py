@@ -183,9 +183,11 @@ class Job:
     def fail(self, error: BaseException | None) -> None:
         """Leaves the job with the exception that ends this process."""
         own = self.unfinished() or "its process ended; call cadre.finish() at the end"
-        told = str(error).removeprefix(f"rank {self.rank}: ")
-        why = ": ".join(filter(None, (type(error).__name__, told))) if error else own
         where = f"step {self.running.number}" if self.running else f"before step {self.next}"
+        told = str(error) if error else own
+        for named in (f"rank {self.rank}, {where}: ", f"rank {self.rank}: "):
+            told = told.removeprefix(named)
+        why = ": ".join(filter(None, (type(error).__name__, told))) if error else told
         leave = self.close if self.stopped else self.leave
         leave(f"rank {self.rank}, {where}: {why}", for_good=is_mistake(error) and not self.stopped)
 

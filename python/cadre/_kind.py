@@ -11,6 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import index
 
+import torch
+
 from ._mistakes import names_rank
 
 # Of the scores' factor and bound.
@@ -112,7 +114,7 @@ def _check_dim(name: str, dim: int) -> None:
 
 
 def _check_chunk(name: str, rows: int) -> None:
-    if not isinstance(rows, int) or not 1 <= rows < _MOST_ROWS:
+    if not hasattr(rows, "__index__") or not 1 <= rows < _MOST_ROWS:
         raise ValueError(f"{name} is {rows}; give a whole number of rows, 1 or more")
 
 
@@ -123,12 +125,22 @@ def _factor(name: str, number: float) -> float:
     return number
 
 
+def _of_call(number: float | None) -> float | None:
+    """The number itself. A compiler that has seen two of them asks for any, and a kind is that of one."""
+    if number is None or not torch.compiler.is_compiling():
+        return number
+    # Of a compiler that is loaded already.
+    from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+    return guard_scalar(number)
+
+
 def kind_of(head_dim: int, mask: str, chunk: int | None, scale: float | None, softcap: float | None) -> str:
     """A kind as text, of as many digits as f32 has. The usual scale is left out, so that it is computed where the
     servers compute it, to its last bit. What no server computes is refused by FlashAttention's names."""
     if head_dim % _DIM_STEP or not 0 < head_dim <= _MOST_DIM:
         _check_dim("head dim of q", head_dim)
-    told, usual = mask, head_dim**-0.5
+    told, usual, scale, softcap = mask, head_dim**-0.5, _of_call(scale), _of_call(softcap)
     if chunk is not None:
         _check_chunk("chunk", chunk)
         told += f" in chunks of {chunk}"
@@ -155,7 +167,7 @@ def mask_of(causal: bool, window_size: tuple[int, int]) -> str:
     if causal is True and window_size == (-1, -1):
         return "causal"
     sides = window_size if isinstance(window_size, (tuple, list)) else ()
-    if len(sides) != 2 or not all(isinstance(it, int) for it in sides):
+    if len(sides) != 2 or not all(hasattr(it, "__index__") for it in sides):
         raise TypeError(f"window_size is {window_size}; give the rows to the left and to the right, or -1 for all")
     left, right = window_size
     if not -1 <= left < _MOST_ROWS or right < -1:

@@ -34,10 +34,18 @@ def lent(tensor: Tensor) -> Behind | None:
 
 def rows(tensor: Tensor) -> Tensor:
     """Its rows as a session reads them, `[rows, heads, dim]`: the elements of a row side by side."""
+    if tensor.is_neg():
+        # Only marked as negative, as imaginary parts of conjugates are: memory has the other sign.
+        tensor = tensor.resolve_neg()
     if tensor.is_contiguous():
         return tensor
     (row, head, element), (_, heads, dim) = tensor.stride(), tensor.shape
     return tensor if element == 1 and head == dim and row >= heads * dim else tensor.contiguous()
+
+
+def dense(tensor: Tensor) -> Tensor:
+    """Its numbers one behind the other, each with the sign that it has."""
+    return tensor.resolve_neg().contiguous()
 
 
 def room(shape: Sequence[int], beside: Tensor, dtype: torch.dtype | None = None) -> Tensor:
@@ -73,9 +81,12 @@ def computes_on(
     parameters are, or of torch's current one if there is a `Shape` alone, if it has kernels for such rows. None: the
     CPU does."""
     if device is not None:
-        said = torch.device(device)
-        if said.type not in ("cpu", "cuda"):
-            raise ValueError(f"init: device is {said}; say 'cpu', 'cuda' or 'cuda:NUMBER'")
+        try:
+            said = torch.device(device)
+        except (RuntimeError, TypeError):
+            said = None
+        if said is None or said.type not in ("cpu", "cuda"):
+            raise ValueError(f"init: device is {device!r}; say 'cpu', 'cuda' or 'cuda:NUMBER'")
         return None if said.type == "cpu" else _number_of(said)
     if isinstance(model, torch.nn.Module):
         found = next((it.device for it in model.parameters() if it.is_cuda), None)
@@ -90,7 +101,10 @@ def computes_on(
 def _number_of(gpu: torch.device) -> int:
     if gpu.index is not None:
         return gpu.index
-    return torch.cuda.current_device() if torch.cuda.is_initialized() else int(os.environ.get("LOCAL_RANK", "0"))
+    if torch.cuda.is_initialized():
+        return torch.cuda.current_device()
+    # Each rank may see its own GPU alone.
+    return 0 if torch.cuda.device_count() == 1 else int(os.environ.get("LOCAL_RANK", "0"))
 
 
 def say_in_place(q: Tensor, wire: torch.dtype) -> None:
@@ -166,6 +180,11 @@ def checked(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         q, k, v = q.to(dtype), k.to(dtype), v.to(dtype)
     is_dual = forward_ad._current_level >= 0
     for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if tensor.is_nested or tensor.layout != torch.strided:
+            raise NotImplementedError(
+                f"{name} is a tensor of layout {tensor.layout}{' (nested)' * tensor.is_nested}; give plain rows, one "
+                "document behind the other, and cu_seqlens"
+            )
         if tensor.dim() != 3:
             raise ValueError(f"{name} is {tuple(tensor.shape)}; give [rows, heads, dim]")
         refuse_elsewhere(name, tensor, q)

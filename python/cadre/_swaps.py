@@ -26,15 +26,17 @@ def flash_attn_func(q: Tensor, k: Tensor, v: Tensor, *options: Any, **more: Any)
     if q.dim() != 4 or q.shape[:2] != k.shape[:2]:
         raise ValueError(f"q is {tuple(q.shape)} and k {tuple(k.shape)}; give [batch, rows, heads, dim], of equal rows")
     batch, rows = q.shape[:2]
-    if not batch or not rows:
-        raise ValueError(f"q is {tuple(q.shape)}; give a batch of 1 or more, with 1 row or more each")
-    ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
+    if rows:
+        ends = torch.arange(0, batch * rows + 1, rows, dtype=torch.int32, device="cpu")
+    else:
+        # The rank has no documents of the micro-batch, or it is refused below.
+        ends = torch.zeros(1, dtype=torch.int32, device="cpu")
     q, k, v = (it.flatten(0, 1) for it in (q, k, v))
     packed = flash_attn_varlen_func(q, k, v, ends, ends, rows, rows, *options, **more)
     if isinstance(packed, Tensor):
-        return packed.unflatten(0, (batch, rows))
+        return packed.view(batch, rows, *packed.shape[1:])
     o, lse, _ = packed
-    return o.unflatten(0, (batch, rows)), lse.unflatten(1, (batch, rows)).transpose(0, 1), None
+    return o.view(batch, rows, *o.shape[1:]), lse.reshape(len(lse), batch, rows).transpose(0, 1), None
 
 
 # Callers that ask which options it takes, as transformers does, see them by name.

@@ -1,8 +1,8 @@
-//! Where a tensor lies, by one call of DLPack's C exchange table, which torch has from 2.10 on: one call for each of a tensor's
+//! Where a tensor lies, by one call of `DLPack`'s C exchange table, which torch has from 2.10 on: one call for each of a tensor's
 //! attributes would take longer than attention of a short document.
 //!
 //! In: an object of Python's. Out: address, type, sizes and strides of a tensor of torch's; nothing where torch has no such table,
-//! or the object is of another class, whose attributes may be its own, or torch cannot say it. Source: dlpack.h of DLPack 1.3.
+//! or the object is of another class, whose attributes may be its own, or torch cannot say it. Source: `dlpack.h` of `DLPack` 1.3.
 //!
 //! Invariant: an answer is copied while the caller holds the tensor and Python's lock, so nothing points into it afterwards.
 #![allow(unsafe_code)]
@@ -43,7 +43,7 @@ struct Table {
 }
 
 /// The version of the table's form.
-const MAJOR: u32 = 1;
+const TABLE_VERSION: u32 = 1;
 /// The table's name as a capsule.
 const NAME: *const c_char = c"dlpack_exchange_api".as_ptr();
 /// Codes of devices: the host, and memory of the host that a driver has pinned.
@@ -90,7 +90,7 @@ fn find(py: Python<'_>) -> PyResult<Option<Torch>> {
     // SAFETY: torch's table is never freed, and every version of it begins so.
     let table = unsafe { table.as_ref() };
     let classes = [tensor.unbind(), parameter.unbind()];
-    let look_at = table.look_at.filter(|_| table.major == MAJOR);
+    let look_at = table.look_at.filter(|_| table.major == TABLE_VERSION);
     Ok(look_at.map(|look_at| Torch { classes, look_at }))
 }
 

@@ -333,7 +333,7 @@ impl Session {
     }
 
     /// Leaves the job, once: `completed`, `stopped`, or any other text, which is why the job fails, everywhere; `for_good` if
-    /// another attempt would fail in the same way. Calls of other threads end first. Python's exit code follows: see `ending`.
+    /// another attempt would fail in the same way. Calls of other threads end first; one that waits may end with an error.
     #[pyo3(signature = (how, *, for_good=false))]
     fn leave(&self, py: Python<'_>, how: &str, for_good: bool) -> PyResult<()> {
         let outcome = |kind, message: &str, exit_code| Outcome {

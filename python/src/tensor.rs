@@ -163,7 +163,9 @@ impl Tensor {
         }
         let elements = if rows * width == 0 { 0 } else { (rows - 1) * distance + width };
         if address == 0 && elements > 0 {
-            return refuse("has no memory, as a tensor of zeros that autograd makes; clone it");
+            return refuse(
+                "has no memory: it was freed (resize_(0)), or it is zeros that autograd makes (clone those)",
+            );
         }
         if !address.is_multiple_of(bytes) {
             return refuse("does not lie on a multiple of its elements' size; clone it");

@@ -160,6 +160,28 @@ class Operators(unittest.TestCase):
             compiled = counter.frame_count if count == 9 else compiled
         self.assertEqual(counter.frame_count, compiled)
 
+    def test_scales_windows_and_chunks_of_any_number_are_compiled(self) -> None:
+        class Layer(torch.nn.Module):
+            def __init__(self, **how) -> None:
+                super().__init__()
+                self.how = how
+
+            def forward(self, q, k, v):
+                return call(2 * q, k, v, **self.how)
+
+        three = [it.detach() for it in rows()]
+        for name, values in (
+            ("softmax_scale", (0.3, 0.7, 0.11)),
+            ("softcap", (20.0, 30.0, 7.0)),
+            ("window_size", ((7, 0), (9, 0), (31, 0))),
+            ("chunk", (11, 20, 33)),
+        ):
+            torch._dynamo.reset()
+            for value in values:
+                layer = Layer(**{name: value})
+                found = torch.compile(layer, backend="aot_eager", fullgraph=True)(*three)
+                self.assertTrue(torch.equal(found, layer(*three)), f"{name} {value}")
+
     def test_an_operator_says_that_no_cuda_graph_can_hold_it(self) -> None:
         for it in (torch.ops.cadre.attention, torch.ops.cadre.attention_backward):
             self.assertIn(torch.Tag.cudagraph_unsafe, it.default.tags)
@@ -226,8 +248,9 @@ class Operators(unittest.TestCase):
                 found = []
                 for *inputs, gradient in (odd, plain):
                     inputs = [it.requires_grad_() for it in inputs]
-                    o = call(*inputs)
-                    found.append([o, *torch.autograd.grad(o, inputs, gradient)])
+                    o, lse, _ = call(*inputs, return_attn_probs=True)
+                    of_lse = torch._neg_view(-lse.detach()) if inputs[0] is odd[0] else lse.detach()
+                    found.append([o, *torch.autograd.grad((o, lse), inputs, (gradient, of_lse))])
                 for one, other in zip(*found, strict=True):
                     self.assertTrue(torch.equal(one, other), hows)
 

@@ -191,6 +191,64 @@ class Flights(Alone):
                 o.sum().backward()
             self.assertTrue(cadre.begin_step([8]))
 
+    def test_who_is_interrupted_in_a_wait_may_wait_again(self) -> None:
+        self.join_itself()
+        cadre.begin_step([8])
+        flight = cadre.submit(*self.rows())
+        with (
+            mock.patch.object(type(_job.current().session), "wait", side_effect=KeyboardInterrupt),
+            self.assertRaises(KeyboardInterrupt),
+        ):
+            cadre.wait(flight)
+        cadre.wait(flight)[0].sum().backward()
+        self.assertTrue(cadre.begin_step([8]))
+
+    def test_each_half_is_behind_the_stream_that_it_runs_on(self) -> None:
+        self.join_itself()
+        cadre.begin_step([8])
+        session, told, stream = _job.current().session, [], [1]
+
+        def noted(name: str):
+            plain = getattr(session, name)
+
+            def call(*arguments: object, lent: object, **more: object) -> object:
+                told.append((name, lent))
+                return plain(*arguments, **more)
+
+            return mock.patch.object(session, name, call)
+
+        def moved(to: int):
+            return lambda _: stream.__setitem__(0, to)
+
+        with noted("submit"), noted("wait"), mock.patch.object(_place, "lent", lambda _: (0, stream[0])):
+            flight = cadre.submit(*self.rows())
+            stream[0] = 2
+            o, lse = cadre.wait(flight)
+            o.grad_fn.register_prehook(moved(3))
+            o.grad_fn.next_functions[0][0].register_prehook(moved(4))
+            (o.sum() + lse.sum()).backward()
+        self.assertEqual(told, [("submit", (0, 1)), ("wait", (0, 2)), ("submit", (0, 3)), ("wait", (0, 4))])
+
+    def test_numbers_that_are_only_marked_as_negative_have_their_sign(self) -> None:
+        self.join_itself()
+        cadre.begin_step([[8], [8]])
+        found = []
+        for marked in (torch.clone, lambda it: torch._neg_view(-it)):
+            leaves = self.rows()
+            o, lse = cadre.wait(cadre.submit(*(marked(it) for it in leaves), micro_batch=len(found)))
+            gradients = [marked(torch.arange(float(it.numel())).view(it.shape)) for it in (o, lse)]
+            found.append([o.detach(), lse.detach(), *torch.autograd.grad((o, lse), leaves, gradients)])
+        for one, other in zip(*found, strict=True):
+            self.assertTrue(torch.equal(one, other))
+
+    def test_a_transform_of_functions_is_refused_by_its_name(self) -> None:
+        self.join_itself()
+        cadre.begin_step([8])
+        q, k, v = self.rows()
+        for transform, words in ((torch.vmap, "torch.vmap makes several"), (torch.func.grad, "torch.func: attention")):
+            with self.assertRaisesRegex(NotImplementedError, words):
+                transform(lambda it: cadre.wait(cadre.submit(it, it, it))[0].sum())(torch.stack((q, k)).detach())
+
     def test_several_gradients_at_once_are_refused_by_name(self) -> None:
         self.join_itself()
         cadre.begin_step([8])
@@ -254,6 +312,32 @@ class Places(unittest.TestCase):
             ValueError, "init: dtype is torch.float16; rows are torch.float32 or torch.bfloat16"
         ):
             _layout.rows_of(none, torch.float16)
+
+    def test_who_computes_in_place_is_said_or_where_the_model_is(self) -> None:
+        wide = torch.nn.Linear(1, 1)
+        for device in ("gpu:0", -1, "meta"):
+            with self.assertRaisesRegex(ValueError, f"init: device is '?{device}'?; say 'cpu', 'cuda' or"):
+                _place.computes_on(device, wide, torch.bfloat16, [64])
+        gpu = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 2))
+        there = mock.Mock(spec=torch.nn.Module, parameters=lambda: iter([gpu]))
+        with mock.patch.object(_place, "_has_kernels", lambda number: number == 2):
+            for expected, device, model, dtype, dims in (
+                (None, "cpu", there, torch.bfloat16, [64]),
+                (1, "cuda:1", wide, torch.float32, [8]),
+                (2, None, there, torch.bfloat16, [64]),
+                # No kernel of a GPU takes these.
+                (None, None, there, torch.float32, [64]),
+                (None, None, there, torch.bfloat16, [80]),
+                (None, None, wide, torch.bfloat16, [64]),
+                (None, None, cadre.Shape(2, 2, 64, ("causal",)), torch.bfloat16, [64]),
+            ):
+                self.assertEqual(_place.computes_on(device, model, dtype, dims), expected)
+        for seen, number in ((0, 3), (1, 0), (4, 3)):
+            with (
+                mock.patch.dict(os.environ, {"LOCAL_RANK": "3"}),
+                mock.patch.object(torch.cuda, "device_count", lambda seen=seen: seen),
+            ):
+                self.assertEqual(_place.computes_on("cuda", wide, None, []), number)
 
     def test_a_forked_child_computes_under_local_with_threads_of_its_own(self) -> None:
         before = torch.get_num_threads()

@@ -36,7 +36,9 @@ class Calls(unittest.TestCase):
             ((q, k[:5], v[:5]), ValueError, r"K is \[5, 2, 16\], not"),
             ((q, k, v.to("meta")), NotImplementedError, "v is on meta"),
             ((q, k, [1.0]), TypeError, "v is a list; give a tensor"),
-            ((q, k, torch._efficientzerotensor(161, 2, 16)), ValueError, "V has no memory.* clone it"),
+            ((q, k, torch._efficientzerotensor(161, 2, 16)), ValueError, "V has no memory.* autograd makes .clone"),
+            ((q.detach().to_sparse(), k, v), NotImplementedError, "q is a tensor of layout torch.sparse_coo;"),
+            ((q, torch.nested.nested_tensor([k]), v), NotImplementedError, r"k is .* \(nested\); .* and cu_seqlens"),
             ((q[:150], k[:150], v[:150]), ValueError, "cu_seqlens_q ends at 161 and q has 150 rows; give"),
         ):
             with self.assertRaisesRegex(error, words):
