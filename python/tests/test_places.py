@@ -244,7 +244,7 @@ class Flights(Alone):
     def test_a_transform_of_functions_is_refused_by_its_name(self) -> None:
         self.join_itself()
         cadre.begin_step([8])
-        q, k, v = self.rows()
+        q, k, _ = self.rows()
         for transform, words in ((torch.vmap, "torch.vmap makes several"), (torch.func.grad, "torch.func: attention")):
             with self.assertRaisesRegex(NotImplementedError, words):
                 transform(lambda it: cadre.wait(cadre.submit(it, it, it))[0].sum())(torch.stack((q, k)).detach())
