@@ -31,6 +31,7 @@ from ._batches import Batches
 from ._documents import LOCAL_TICKET
 from ._drawn import Drawn, Taken
 from ._layout import Layout, Shape, Stretch
+from ._seen import Seen
 from ._spanning import Exchange
 from ._step import Step
 from ._turns import Turns
@@ -305,7 +306,7 @@ class Checked(Batches):
 
     def _open(self, job: _job.Job) -> Drawn:
         # A single rank is handed the updates of all ranks instead.
-        self._drawn = super()._open(job) if self._check.kind != "one" else Drawn(self._loader, iter(()))
+        self._drawn = super()._open(job) if self._check.kind != "one" else Drawn(self._loader, iter(()), Seen())
         return self._drawn
 
     def _begin(self, job: _job.Job, drawn: Drawn) -> None:

@@ -14,7 +14,6 @@ import torch.distributed as dist
 from alone import Alone
 from cadre import _epochs, _job, _layout, _mistakes, _step, _turns
 from loaders import Loader, Resets, Rewinds, Stream
-from torchdata.stateful_dataloader import StatefulDataLoader
 
 ROWS = 8
 
@@ -134,52 +133,6 @@ class Loaders(Alone):
         next(feed)
         self.assertEqual(_job.running().at, 1)
 
-    def test_a_resume_repeats_and_skips_nothing(self) -> None:
-        def stateful(workers: int = 0):
-            return StatefulDataLoader(range(7), batch_size=1, collate_fn=lambda it: it[0], num_workers=workers)
-
-        # Workers are ahead of what was taken.
-        for make, some in ((stateful, range(1, 8)), (lambda: stateful(2), (2, 3)), (lambda: Loader(7), range(1, 8))):
-            for taken in some:
-                with mock.patch.object(_job, "_JOB", None):
-                    self.join(steps=4)
-                    feed = self.batches(make(), accumulate=2)
-                    seen = [next(feed) for _ in range(taken)]
-                    state = feed.state_dict()
-                with mock.patch.object(_job, "_JOB", None):
-                    self.join(steps=9)
-                    loader = make()
-                    again = self.batches(loader, accumulate=2)
-                    again.load_state_dict(state)
-                    self.assertEqual(again.state_dict(), state)
-                    seen += again
-                    self.assertEqual(seen, list(range(7)), f"{make}: {taken}")
-                    # The next epoch begins at the beginning.
-                    self.assertEqual(next(self.batches(loader)), 0)
-
-    def test_a_resume_after_a_loop_that_ended_begins_with_the_next_epoch(self) -> None:
-        def stateful(workers: int = 0):
-            return StatefulDataLoader(range(6), batch_size=1, collate_fn=lambda it: it[0], num_workers=workers)
-
-        # The job goes on, ends with the epoch, or ends within it.
-        for make, steps, left in (
-            (stateful, 9, []),
-            (lambda: stateful(2), 9, []),
-            (stateful, 3, []),
-            (lambda: Loader(6), 3, []),
-            (stateful, 2, [4, 5]),
-        ):
-            with mock.patch.object(_job, "_JOB", None):
-                self.join(steps=steps)
-                feed = self.batches(make(), accumulate=2)
-                self.assertEqual([*feed, *left], list(range(6)))
-                state = feed.state_dict()
-            with mock.patch.object(_job, "_JOB", None):
-                self.join(steps=9)
-                again = self.batches(make(), accumulate=2)
-                again.load_state_dict(state)
-                self.assertEqual([list(again) for _ in range(2)], [left or list(range(6)), list(range(6))])
-
     def test_a_loader_that_begins_again_after_its_end_mixes_no_epochs(self) -> None:
         self.join(steps=6)
         loader = Resets(5)
@@ -221,33 +174,6 @@ class Loaders(Alone):
         for again in (feed, self.batches(generator)):
             with self.assertRaisesRegex(ValueError, "a generator that has ended; .* one epoch: give a loader that"):
                 next(again)
-
-    def test_a_loader_may_pack_where_it_collates(self) -> None:
-        documents = [list(range(2 + it)) for it in range(9)]
-        seen, state = [], None
-        for _ in range(2):
-            with mock.patch.object(_job, "_JOB", None):
-                self.join(steps=2)
-                loader = StatefulDataLoader(documents, batch_size=2, collate_fn=cadre.pack, num_workers=1)
-                feed = cadre.batches(loader)
-                if state:
-                    feed.load_state_dict(state)
-                seen += [(_job.running().lengths(), batch.input_ids.numel()) for batch in feed]
-                state = feed.state_dict()
-        self.assertEqual(seen, [([2, 3], 5), ([4, 5], 9), ([6, 7], 13), ([8, 9], 17)])
-
-    def test_a_state_that_cannot_be_is_refused(self) -> None:
-        self.join()
-        with self.assertRaisesRegex(TypeError, "list has no state_dict; take"):
-            self.batches([1, 2]).state_dict()
-        with self.assertRaisesRegex(TypeError, "list has no load_state_dict"):
-            self.batches([1, 2]).load_state_dict({})
-        feed = self.batches(Loader(3))
-        next(feed)
-        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
-            feed.load_state_dict({"drawn": 1})
-        with self.assertRaisesRegex(ValueError, "accumulate is 0"):
-            self.batches([1], accumulate=0)
 
     def test_rows_without_position_ids_are_documents(self) -> None:
         batch = {"input_ids": torch.zeros(3, 7)}
@@ -328,17 +254,6 @@ class Left(Alone):
         self.assertEqual(next(cadre.batches(loader, lambda _: [ROWS])), 0)
         with self.assertRaisesRegex(ValueError, "1 batches were drawn ahead from a Rewinds whose loop was left"):
             next(cadre.batches(loader, lambda _: [ROWS]))
-
-    def test_a_state_is_that_of_what_was_handed_out_of_an_iterator(self) -> None:
-        class Stated(Stream):
-            state_dict, load_state_dict = Loader.state_dict, Loader.load_state_dict
-
-        stream = Stated(9)
-        self.assertEqual(self.some(cadre.batches(stream, layout)), [0, 1, 2])
-        feed = cadre.batches(stream, layout)
-        self.assertEqual((feed.state_dict(), stream.drawn), ({"drawn": 3}, 4))
-        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
-            feed.load_state_dict({"drawn": 0})
 
 
 class Epochs(Alone):
