@@ -7,7 +7,7 @@ of the loader are its own. What was drawn and not handed out is kept by `_drawn`
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NoReturn, TypeVar
 
-from . import _job
+from . import _accelerate, _job
 from ._drawn import Drawn
 from ._layout import Layout, lengths_of
 from ._mistakes import names_rank
@@ -35,14 +35,14 @@ class Batches(Generic[Batch]):
 
     @names_rank
     def __next__(self) -> Batch:
-        job = _job.joined("batches")
-        drawn = self._drawn or self._open(job)
-        if drawn.left:
-            _job.next_micro_batch()
-        else:
-            self._begin(job, drawn)
+        try:
+            drawn = self._next(_job.joined("batches"))
+        except StopIteration:
+            _accelerate.ended(self)
+            raise
         self._count = drawn.count
         batch: Batch = drawn.hand_out()
+        _accelerate.handed_out(self)
         return batch
 
     @property
@@ -75,6 +75,25 @@ class Batches(Generic[Batch]):
             raise TypeError(f"batches: {name} has no load_state_dict; take torchdata's StatefulDataLoader")
         self._loader.load_state_dict(state)
         seen.state = State.of(state)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch handed out is the last of its epoch: asked by Accelerate."""
+        return self._drawn is not None and self._drawn.is_over
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last batch of an epoch, if fewer: asked by Accelerate."""
+        return getattr(self._loader, "remainder", -1)
+
+    def _next(self, job: _job.Job) -> Drawn:
+        """Where the next batch is, in a step that has begun."""
+        drawn = self._drawn or self._open(job)
+        if drawn.left:
+            _job.next_micro_batch()
+        else:
+            self._begin(job, drawn)
+        return drawn
 
     def _open(self, job: _job.Job) -> Drawn:
         """Begins an epoch."""

@@ -54,9 +54,14 @@ class Drawn:
         """Batches that were drawn and not handed out."""
         return len(self.left) + len(self.held) + len(self.after)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether the loader has ended and all of its batches were handed out."""
+        return self.has_ended and not self.waiting
+
     def end(self) -> None:
-        """The script sees the end, if the loader has ended and all of its batches were handed out."""
-        if self.has_ended and not self.waiting:
+        """The script sees the end, if it is over."""
+        if self.is_over:
             self._seen.state = self._state_at_end
 
     def look_for_end(self) -> None:

@@ -5,15 +5,19 @@ Each test begins with a process in which `init` was not called.
 
 import itertools
 import unittest
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import cadre
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
 from alone import Alone
 from cadre import _epochs, _job, _layout, _mistakes, _step, _turns
-from loaders import Loader, Resets, Rewinds, Stream
+from loaders import Again, Loader, Resets, Rewinds, Stream
+from torch.utils.data import DataLoader
 
 ROWS = 8
 
@@ -180,6 +184,52 @@ class Loaders(Alone):
         self.assertEqual(_layout.lengths_of(batch), [7, 7, 7])
         with self.assertRaisesRegex(TypeError, "no cu_seq_lens_q"):
             _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
+
+
+class Accelerated(Alone):
+    """Accelerate asks the loader that its script loops over whether the batch is the last of an epoch."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.reset()
+        self.addCleanup(self.reset)
+
+    @staticmethod
+    def reset() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    def trained(self, count: int, make: Callable[[Any], Any]) -> list[tuple[float, bool, float]]:
+        """Batches of two epochs, whether an update ends with each, and the weight after it."""
+        self.reset()
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        torch.manual_seed(1)
+        model = torch.nn.Linear(1, 1)
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.Adam(model.parameters(), lr=0.1), DataLoader([torch.ones(1) * it for it in range(count)])
+        )
+        told, feed = [], make(loader)
+        for _ in range(2):
+            for batch in feed if isinstance(feed, cadre.Batches) else make(loader):
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch).square().sum())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                told.append((batch.item(), accelerator.sync_gradients, model.weight.item()))
+            self.assertFalse(accelerator.gradient_state.in_dataloader)
+        return told
+
+    def test_its_updates_end_where_they_do_without_cadre(self) -> None:
+        for count in (1, 4, 5, 8):
+            expected = self.trained(count, iter)
+            for accumulate, hide in itertools.product((1, 2), (lambda it: it, Again)):
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=99)
+                    told = self.trained(
+                        count,
+                        lambda it: cadre.batches(hide(it), lambda _: [ROWS], accumulate=accumulate),  # noqa: B023
+                    )
+                self.assertEqual(told, expected)
 
 
 class Left(Alone):
