@@ -3,8 +3,11 @@
 Each test begins with a process in which `init` was not called.
 """
 
+import gc
 import itertools
+import tempfile
 import unittest
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -14,6 +17,7 @@ import torch
 import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
 from alone import Alone
 from cadre import _epochs, _job, _layout, _mistakes, _step, _turns
 from loaders import Again, Loader, Resets, Rewinds, Stream
@@ -231,6 +235,23 @@ class Accelerated(Alone):
                     )
                 self.assertEqual(told, expected)
 
+    def test_a_registered_feed_is_resumed_where_the_script_was(self) -> None:
+        seen = []
+        with tempfile.TemporaryDirectory() as folder:
+            for resumes in (False, True):
+                self.reset()
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=99)
+                    kind = DataLoaderConfiguration(use_stateful_dataloader=True)
+                    accelerator = Accelerator(cpu=True, dataloader_config=kind)
+                    feed = cadre.batches(accelerator.prepare(DataLoader(range(9))), lambda _: [ROWS], accumulate=2)
+                    accelerator.register_for_checkpointing(feed)
+                    if resumes:
+                        accelerator.load_state(folder)
+                    seen += [it.item() for it in itertools.islice(feed, 99 if resumes else 3)]
+                    accelerator.save_state(folder)
+        self.assertEqual(seen, list(range(9)))
+
 
 class Left(Alone):
     """Loops that are left before their loader ends, in a job that compares each step with what was announced."""
@@ -298,6 +319,31 @@ class Left(Alone):
         words = "1 batches were drawn ahead from a Stream whose loop was left, and a loop over another .*; keep what"
         with self.assertRaisesRegex(ValueError, words):
             next(other)
+
+    def test_what_was_drawn_ahead_of_loops_that_were_left_does_not_stay_in_memory(self) -> None:
+        class Prefetches:
+            def __init__(self) -> None:
+                self.numbers = map(torch.tensor, range(ROWS))
+
+            def __iter__(self):
+                self.began = True
+                return self
+
+            def __next__(self) -> torch.Tensor:
+                alive.add(it := next(self.numbers))
+                return it
+
+        alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        for _ in range(3):
+            self.assertEqual(next(cadre.batches(Prefetches(), lambda _: [ROWS])), 0)
+        gc.collect()
+        self.assertEqual(len(alive), 0)
+
+    def test_an_epoch_that_has_ended_does_not_stay_in_memory(self) -> None:
+        feed = cadre.batches(Resets(3), layout)
+        for _ in range(5):
+            self.assertEqual(list(feed), [0, 1, 2])
+        self.assertLessEqual(len(_job.current().loaders._kept), 1)
 
     def test_an_iterator_that_may_begin_anew_is_refused_after_a_loop_that_was_left(self) -> None:
         loader = Rewinds(9)
