@@ -156,11 +156,19 @@ class Resumes(Alone):
         self.assertEqual(self.resumed(stateful(), feed.state_dict()), [list(range(6))] * 2)
 
     def test_a_further_feed_says_what_was_handed_out_of_its_loader(self) -> None:
+        class Slotted:
+            """No weak reference to it can be had."""
+
+            __slots__ = ("count", "drawn")
+            __init__, __iter__ = Loader.__init__, Loader.__iter__
+            state_dict, load_state_dict = Loader.state_dict, Loader.load_state_dict
+
         self.join(steps=9)
-        loader = stateful()
-        next(self.batches(loader, accumulate=2))
-        again = self.resumed(stateful(), self.batches(loader).state_dict())
-        self.assertEqual(again, [list(range(1, 6)), list(range(6))])
+        for make in (stateful, lambda: Slotted(6)):
+            loader = make()
+            next(self.batches(loader, accumulate=2))
+            again = self.resumed(make(), self.batches(loader).state_dict())
+            self.assertEqual(again, [list(range(1, 6)), list(range(6))])
 
     def test_a_loader_without_a_state_is_refused_where_it_is_asked_for(self) -> None:
         def none(_: Any) -> dict:
