@@ -4,14 +4,14 @@ In: a loader, and what says the documents of its batches. Out: its batches, the 
 of the loader are its own. What was drawn and not handed out is kept by `_drawn`.
 """
 
-import contextlib
 from collections.abc import Callable, Iterable
 from typing import Any, Generic, NoReturn, TypeVar
 
-from . import _job
+from . import _accelerate, _job
 from ._drawn import Drawn
 from ._layout import Layout, lengths_of
 from ._mistakes import names_rank
+from ._seen import State
 from ._turns import Turns
 
 Batch = TypeVar("Batch")
@@ -28,7 +28,6 @@ class Batches(Generic[Batch]):
         self._loader: Any = loader
         # That of the epoch; none between epochs.
         self._drawn: Drawn | None = None
-        self._state: Any = None
         self._count = 0
 
     def __iter__(self) -> "Batches[Batch]":
@@ -36,14 +35,14 @@ class Batches(Generic[Batch]):
 
     @names_rank
     def __next__(self) -> Batch:
-        job = _job.joined("batches")
-        drawn = self._drawn or self._open(job)
-        if drawn.left:
-            _job.next_micro_batch()
-        else:
-            self._begin(job, drawn)
+        try:
+            drawn = self._next(_job.joined("batches"))
+        except StopIteration:
+            _accelerate.ended(self)
+            raise
         self._count = drawn.count
         batch: Batch = drawn.hand_out()
+        _accelerate.handed_out(self)
         return batch
 
     @property
@@ -60,25 +59,47 @@ class Batches(Generic[Batch]):
     def state_dict(self) -> Any:
         """State of the loader after the batch handed out: a resume repeats the batches that were drawn later. After a
         loop that has ended with its epoch, that at the loader's end."""
-        drawn = self._drawn or _job.joined("batches").iterators.of(self._loader)
-        state = self._state if drawn is None or drawn.state is None else drawn.state
-        return self._loader_state() if state is None else state
+        job = _job.joined("batches")
+        if self._drawn and job.ended and job.next == job.steps:
+            self._drawn.look_for_end()
+        return (job.loaders.seen(self._loader).state or State(self._loader)).value(self._loader)
 
     @names_rank
     def load_state_dict(self, state: Any) -> None:
         """Resumes after the batch that was handed out when the state was taken. Call it before the first batch."""
-        if self._drawn is not None or _job.joined("batches").iterators.of(self._loader):
+        seen = _job.joined("batches").loaders.seen(self._loader)
+        if self._drawn is not None or seen.ahead:
             raise RuntimeError("batches: load_state_dict was called after the first batch; call it before the loop")
         if not hasattr(self._loader, "load_state_dict"):
-            raise TypeError(f"batches: {self._without('load_state_dict')}")
+            name = type(self._loader).__name__
+            raise TypeError(f"batches: {name} has no load_state_dict; take torchdata's StatefulDataLoader")
         self._loader.load_state_dict(state)
-        self._state = state
+        seen.state = State.of(state)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch handed out is the last of its epoch: asked by Accelerate."""
+        return self._drawn is not None and self._drawn.is_over
+
+    @property
+    def remainder(self) -> int:
+        """Samples in the last batch of an epoch, if fewer: asked by Accelerate."""
+        return getattr(self._loader, "remainder", -1)
+
+    def _next(self, job: _job.Job) -> Drawn:
+        """Where the next batch is, in a step that has begun."""
+        drawn = self._drawn or self._open(job)
+        if drawn.left:
+            _job.next_micro_batch()
+        else:
+            self._begin(job, drawn)
+        return drawn
 
     def _open(self, job: _job.Job) -> Drawn:
         """Begins an epoch."""
         if job.ended:
             raise StopIteration
-        self._drawn = job.iterators.open(self._loader)
+        self._drawn = job.loaders.open(self._loader)
         self._drawn.feeds.add(self)
         return self._drawn
 
@@ -87,7 +108,7 @@ class Batches(Generic[Batch]):
         again after an exception it loses no batch."""
         if job.ended:
             raise StopIteration
-        job.iterators.refuse_lost(drawn)
+        job.loaders.refuse_lost(drawn)
         if job.next < job.steps:
             if drawn.is_first:
                 drawn.draw(drawn.held, self._accumulate)
@@ -99,8 +120,7 @@ class Batches(Generic[Batch]):
                 drawn.draw(drawn.after, self._accumulate)
         told, after = (drawn.layouts(it, self._layout) for it in (drawn.held, drawn.after))
         if not job.begin(told, after or None, self._turns):
-            if job.next == job.steps:
-                self._end_job(drawn)
+            drawn.end()
             raise StopIteration
         drawn.left.extend(drawn.held)
         drawn.count = len(drawn.held)
@@ -110,29 +130,14 @@ class Batches(Generic[Batch]):
         """Ends the loop. The next one is the next epoch."""
         is_empty = drawn.is_first and drawn.is_iterator
         drawn.end()
-        self._drawn, self._state = None, drawn.state
+        drawn.feeds.discard(self)
+        self._drawn = None
         if is_empty and not hasattr(self._loader, "state_dict"):
             raise ValueError(
                 f"batches: a loop begins over a {type(self._loader).__name__} that has ended; an iterator, such as a "
                 "generator, has one epoch: give a loader that begins again, or a new one in each epoch"
             )
         raise StopIteration
-
-    def _end_job(self, drawn: Drawn) -> None:
-        """The job has made its steps. If its last one is the last of the epoch, too, the state is that after it."""
-        if hasattr(self._loader, "state_dict"):
-            with contextlib.suppress(Exception):
-                drawn.draw(drawn.held, 1)
-        if drawn.is_over:
-            drawn.end()
-
-    def _loader_state(self) -> Any:
-        if not hasattr(self._loader, "state_dict"):
-            raise TypeError(f"batches: {self._without('state_dict')}")
-        return self._loader.state_dict()
-
-    def _without(self, what: str) -> str:
-        return f"{type(self._loader).__name__} has no {what}; take torchdata's StatefulDataLoader"
 
 
 @names_rank

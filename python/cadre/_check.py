@@ -12,6 +12,7 @@ Without the variable this module is not imported.
 """
 
 import atexit
+import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -31,6 +32,7 @@ from ._batches import Batches
 from ._documents import LOCAL_TICKET
 from ._drawn import Drawn, Taken
 from ._layout import Layout, Shape, Stretch
+from ._seen import Seen
 from ._spanning import Exchange
 from ._step import Step
 from ._turns import Turns
@@ -130,6 +132,7 @@ class Check:
         self.updates: list[tuple[Update, Made]] = []
         self.calls: list[Calls] = []
         """By update; none of one whose micro-batches go through a layer together: their calls are in no order."""
+        self.feed = Feed(self)
         self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
 
     def say(self, name: str, value: Any) -> None:
@@ -243,14 +246,20 @@ def put(it: Tensor, value: Tensor) -> None:
 
 
 class Feed:
-    """The updates of a check for the job's loop. None is held back, since no pool waits for them."""
+    """The updates of a check for the job's loops. None is held back, since no pool waits for them."""
 
-    def __init__(self, check: Check, layout: Callable[[Any], Layout], draw: Callable[[], list[Any]]) -> None:
-        self._check, self._layout, self._draw = check, layout, draw
+    def __init__(self, check: Check) -> None:
+        self._check = check
+        # Those of the loop that runs.
+        self._layout: Callable[[Any], Layout]
+        self._draw: Callable[[], list[Any]]
         self._source = self._drawn() if check.kind != "one" else self._probes()
 
-    def begin(self, job: _job.Job, turns: Turns = None) -> Update:
+    def begin(
+        self, job: _job.Job, layout: Callable[[Any], Layout], draw: Callable[[], list[Any]], turns: Turns = None
+    ) -> Update:
         """The next update; the end of the process where there is none."""
+        self._layout, self._draw = layout, draw
         self._check.over()
         if (update := next(self._source, None)) is None:
             self._check.end()
@@ -262,7 +271,7 @@ class Feed:
         job.begin(update.layouts, None, turns)
         self._check.begin(job.running)
         job.running.spans = any(isinstance(it, Stretch) for layout in update.layouts for it in layout)
-        return update
+        return Update([self._seen_by_layout(it) for it in update.batches], update.layouts, update.random)
 
     def _drawn(self) -> Iterator[Update]:
         """The first updates of the loader."""
@@ -271,8 +280,8 @@ class Feed:
             batches = [_recut.copied(it) for it in self._draw()]
             if not batches:
                 break
-            update = Update(batches, [told_layout(self._layout(it)) for it in batches])
-            yield Update([_recut.copied(it) for it in batches], update.layouts, update.random)
+            update = Update(batches, [told_layout(self._layout(_recut.copied(it))) for it in batches])
+            yield update
             check.updates.append((update, check.made))
         check.say("digests", [made.digests(update) for update, made in check.updates])
         if check.kind == "base":
@@ -286,7 +295,15 @@ class Feed:
     def _probes(self) -> Iterator[Update]:
         from . import _verdict
 
-        return _verdict.probes(self._check, self._layout)
+        yield from _verdict.probes(self._check, lambda it: self._layout(_recut.copied(it)))
+
+    def _seen_by_layout(self, batch: Any) -> Any:
+        """A copy of the batch as a job would hand it out: `layout` may change it."""
+        batch = _recut.copied(batch)
+        # Where it refuses the batch, that was told before, or is what a probe is about.
+        with contextlib.suppress(Exception):
+            self._layout(batch)
+        return batch
 
 
 class Checked(Batches):
@@ -296,7 +313,6 @@ class Checked(Batches):
         super().__init__(*arguments)
         self._check = check
         self._update: Update | None = None
-        self._feed = Feed(check, self._layout, self._next_update)
 
     def __next__(self) -> Any:
         batch = super().__next__()
@@ -305,11 +321,11 @@ class Checked(Batches):
 
     def _open(self, job: _job.Job) -> Drawn:
         # A single rank is handed the updates of all ranks instead.
-        self._drawn = super()._open(job) if self._check.kind != "one" else Drawn(self._loader, iter(()))
+        self._drawn = super()._open(job) if self._check.kind != "one" else Drawn(self._loader, iter(()), Seen())
         return self._drawn
 
     def _begin(self, job: _job.Job, drawn: Drawn) -> None:
-        self._update = self._feed.begin(job, self._turns)
+        self._update = self._check.feed.begin(job, self._layout, self._next_update, self._turns)
         drawn.left.extend(Taken(it) for it in self._update.batches)
         drawn.count = len(self._update.batches)
 

@@ -5,13 +5,14 @@ whatever exception comes between. Errors of the loader are its own. A loop that 
 ahead here: the next loop over the same iterator begins with it.
 """
 
-import copy
+import contextlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 from ._layout import Layout
+from ._seen import ByLoader, Seen, State
 
 
 class LoaderEndedError(RuntimeError):
@@ -21,7 +22,7 @@ class LoaderEndedError(RuntimeError):
 class Taken:
     """A batch, the loader's state after it, and its documents, which are asked for once."""
 
-    def __init__(self, batch: Any, state: Any = None) -> None:
+    def __init__(self, batch: Any, state: State | None = None) -> None:
         self.batch, self.state = batch, state
         self.layout: list[Any] | None = None
 
@@ -29,8 +30,8 @@ class Taken:
 class Drawn:
     """See the module."""
 
-    def __init__(self, loader: Any, iterator: Iterator[Any]) -> None:
-        self.loader, self.iterator = loader, iterator
+    def __init__(self, loader: Any, iterator: Iterator[Any], seen: Seen) -> None:
+        self.loader, self.iterator, self._seen = loader, iterator, seen
         # The loops that draw from the iterator.
         self.feeds: weakref.WeakSet[Any] = weakref.WeakSet()
         # Batches that are left of the current update, of the next one, and of the one behind it.
@@ -38,10 +39,8 @@ class Drawn:
         self.held: list[Taken] = []
         self.after: list[Taken] = []
         self.is_first, self.count = True, 0
-        self.state: Any = None
-        """That of the loader after the batch handed out; behind the last one of an epoch, after its end."""
         self.has_ended = False
-        self._state_at_end: Any = None
+        self._state_at_end: State | None = None
         # The exception of the loader, if the last draw raised one.
         self._broke: str | None = None
 
@@ -61,12 +60,21 @@ class Drawn:
         return self.has_ended and not self.waiting
 
     def end(self) -> None:
-        """The loop over the epoch ends."""
-        self.state = self._state_at_end
+        """The script sees the end, if it is over."""
+        if self.is_over:
+            self._seen.state = self._state_at_end
+
+    def look_for_end(self) -> None:
+        """No step comes any more. If the last one was the last of its epoch, too, the script has seen the end."""
+        if not self.waiting and not self.has_ended and not self.is_iterator:
+            with contextlib.suppress(Exception):
+                self.draw(self.held, 1)
+        self.end()
 
     def hand_out(self) -> Any:
         taken = self.left.popleft()
-        self.state = taken.state
+        self._seen.state = taken.state
+        self._count_ahead()
         return taken.batch
 
     def draw(self, into: list[Taken], count: int) -> None:
@@ -76,15 +84,15 @@ class Drawn:
             try:
                 batch = next(self.iterator)
             except StopIteration:
-                self.has_ended = True
-                self._state_at_end = self._loader_state()
+                self.has_ended, self._state_at_end = True, State(self.loader)
                 self._refuse_broken()
             except BaseException as error:
                 self._broke = f"{type(error).__name__}: {error}"
                 raise
             else:
                 self._broke = None
-                into.append(Taken(batch, self._loader_state()))
+                into.append(Taken(batch, State(self.loader)))
+                self._count_ahead()
 
     def layouts(self, update: list[Taken], layout: Callable[[Any], Layout]) -> list[list[Any]]:
         """Documents of an update's batches."""
@@ -93,9 +101,8 @@ class Drawn:
                 it.layout = list(layout(it.batch))
         return [it.layout for it in update if it.layout is not None]
 
-    def _loader_state(self) -> Any:
-        # Copied, since a loader may change the state that it returned.
-        return copy.deepcopy(self.loader.state_dict()) if hasattr(self.loader, "state_dict") else None
+    def _count_ahead(self) -> None:
+        self._seen.ahead = self.waiting if self.is_iterator else 0
 
     def _refuse_broken(self) -> None:
         broke, self._broke = self._broke, None
@@ -107,43 +114,46 @@ class Drawn:
             )
 
 
-class Iterators:
-    """Loaders of a job that are iterators and may have been drawn from ahead."""
+class Loaders:
+    """The loaders of a job."""
 
     def __init__(self) -> None:
-        self._known: list[Drawn] = []
+        self._seen = ByLoader()
+        # What was drawn from iterators that another loop goes on with.
+        self._kept: list[Drawn] = []
 
-    def of(self, loader: Any) -> Drawn | None:
-        """What was drawn from a loader that is an iterator, and waits."""
-        return next((it for it in self._known if it.loader is loader and it.waiting), None)
+    def seen(self, loader: Any) -> Seen:
+        return self._seen.of(loader)
 
     def open(self, loader: Any) -> Drawn:
         """Begins an epoch of a loader, or goes on with what was drawn ahead."""
-        before = self.of(loader)
-        if before and not _keeps_its_place(loader):
-            # It may have begun anew by `iter`.
-            raise ValueError(f"batches: {_lost(before)}, and another loop over it begins; {_REMEDY}")
-        iterator = iter(loader)
-        if before:
+        if before := next((it for it in self._kept if it.loader is loader and it.waiting), None):
             return before
-        drawn = Drawn(loader, iterator)
-        if drawn.is_iterator:
-            self._known.append(drawn)
+        seen = self.seen(loader)
+        if seen.ahead:
+            # It may begin anew by `iter`.
+            raise ValueError(f"batches: {_lost(loader, seen.ahead)}, and another loop over it begins; {_REMEDY}")
+        seen.state = seen.state or State(loader)
+        drawn = Drawn(loader, iter(loader), seen)
+        if drawn.is_iterator and _keeps_its_place(loader):
+            self._kept.append(drawn)
         return drawn
 
     def refuse_lost(self, begins: Drawn) -> None:
         """Refuses a step of another loader where nothing is left that would hand out what was drawn ahead."""
-        self._known = [it for it in self._known if it.feeds or it.waiting]
-        for it in self._known:
-            if it is not begins and not it.feeds and _keeps_its_place(it.loader):
-                raise ValueError(f"batches: {_lost(it)}, and a loop over another loader begins; {_REMEDY}")
+        self._kept = [it for it in self._kept if it.feeds or it.waiting]
+        for it in self._kept:
+            if it is not begins and not it.feeds:
+                raise ValueError(
+                    f"batches: {_lost(it.loader, it.waiting)}, and a loop over another loader begins; {_REMEDY}"
+                )
 
 
 _REMEDY = "keep what `batches` returned and loop over it again, or let its loop end (itertools.islice(loader, count))"
 
 
-def _lost(drawn: Drawn) -> str:
-    return f"{drawn.waiting} batches were drawn ahead from a {type(drawn.loader).__name__} whose loop was left"
+def _lost(loader: Any, count: int) -> str:
+    return f"{count} batches were drawn ahead from a {type(loader).__name__} whose loop was left"
 
 
 def _itself(self: Any) -> Any:

@@ -22,7 +22,7 @@ from typing import Any
 import torch
 
 from . import _place
-from ._drawn import Iterators
+from ._drawn import Loaders
 from ._epochs import Epochs
 from ._finite import NotFinite
 from ._frozen import with_frozen
@@ -56,7 +56,7 @@ class Job:
         self.wire = getattr(torch, session.wire) if session else None
         self.refuses_wider = session is not None and session.wire_is_open and self.wire == torch.bfloat16
         self.not_finite = NotFinite(session)
-        self.epochs, self.iterators = Epochs(self.rank, self.ranks), Iterators()
+        self.epochs, self.loaders = Epochs(self.rank, self.ranks), Loaders()
 
     def check_process(self) -> None:
         """Refuses a forked process: it has the memory of a rank, but not its threads."""

@@ -53,3 +53,13 @@ class Rewinds(Stream):
     def __iter__(self):
         self.drawn = 0
         return self
+
+
+class Again:
+    """Another loader, which nobody sees behind it."""
+
+    def __init__(self, loader) -> None:
+        self.loader = loader
+
+    def __iter__(self):
+        yield from self.loader

@@ -13,7 +13,7 @@ import cadre
 import torch
 from alone import Alone
 from cadre import _job, _verdict
-from cadre._check import Calls, Check, Made, digest, full
+from cadre._check import Calls, Check, Feed, Made, Update, digest, full
 from cadre._documents import LOCAL_TICKET
 from cadre._layout import Stretch
 
@@ -110,16 +110,42 @@ class Verdicts(unittest.TestCase):
             _verdict.until_each_step([none, none])
 
 
-class Together(Alone):
-    def test_micro_batches_that_go_through_a_layer_together_have_the_documents_that_calls_say(self) -> None:
+class Feeds(Alone):
+    """What a loop gets of a check."""
+
+    def setUp(self) -> None:
+        super().setUp()
         self.join()
-        with mock.patch.object(_job, "check", return_value=mock.Mock(kind="base", updates=[])):
-            feed = cadre.batches(iter([[3], [5]]), list, accumulate=2, turns="F0+1 B1+0")
-            self.assertEqual([next(feed), next(feed)], [[3], [5]])
-            self.assertEqual(Check.announced([3], LOCAL_TICKET), ([3], LOCAL_TICKET))
-            feed = cadre.batches(iter([[3], [5]]), list, accumulate=2)
-            self.assertEqual([next(feed), next(feed)], [[3], [5]])
-            self.assertEqual(Check.announced([3], LOCAL_TICKET)[0], [5])
+        self.check = mock.Mock(kind="base", updates=[])
+        self.check.feed = Feed(self.check)
+        it = mock.patch.object(_job, "check", return_value=self.check)
+        it.start()
+        self.addCleanup(it.stop)
+
+    def test_micro_batches_that_go_through_a_layer_together_have_the_documents_that_calls_say(self) -> None:
+        feed = cadre.batches(iter([[3], [5]]), list, accumulate=2, turns="F0+1 B1+0")
+        self.assertEqual([next(feed), next(feed)], [[3], [5]])
+        self.assertEqual(Check.announced([3], LOCAL_TICKET), ([3], LOCAL_TICKET))
+        feed = cadre.batches(iter([[3], [5]]), list, accumulate=2)
+        self.assertEqual([next(feed), next(feed)], [[3], [5]])
+        self.assertEqual(Check.announced([3], LOCAL_TICKET)[0], [5])
+
+    def test_a_further_loop_goes_on_with_the_check_and_layout_may_change_its_batch(self) -> None:
+        def loops() -> list[dict]:
+            stream = iter(batches)
+            return [next(cadre.batches(stream, lambda it: it.pop("lengths"))) for _ in range(2)]
+
+        batches = [{"ids": at, "lengths": [3 + at]} for at in range(2)]
+        updates = [Update([it], [it["lengths"]]) for it in batches]
+        self.assertEqual(loops(), [{"ids": 0}, {"ids": 1}])
+        self.assertEqual([it.batches for it, _ in self.check.updates], [[{"ids": 0, "lengths": [3]}]])
+        self.check.kind = "one"
+        self.check.feed = Feed(self.check)
+        with mock.patch.object(_verdict, "probes", return_value=iter(updates)):
+            self.assertEqual(loops(), [{"ids": 0}, {"ids": 1}])
+        # What further probes are made of.
+        self.assertEqual([it.batches for it in updates], [[it] for it in batches])
+        self.assertIn("lengths", batches[0])
 
 
 class Jobs(unittest.TestCase):

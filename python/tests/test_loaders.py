@@ -3,18 +3,25 @@
 Each test begins with a process in which `init` was not called.
 """
 
+import gc
 import itertools
+import tempfile
 import unittest
+import weakref
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
 import cadre
 import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState, GradientState
+from accelerate.utils import DataLoaderConfiguration
 from alone import Alone
 from cadre import _epochs, _job, _layout, _mistakes, _step, _turns
-from loaders import Loader, Resets, Rewinds, Stream
-from torchdata.stateful_dataloader import StatefulDataLoader
+from loaders import Again, Loader, Resets, Rewinds, Stream
+from torch.utils.data import DataLoader
 
 ROWS = 8
 
@@ -134,52 +141,6 @@ class Loaders(Alone):
         next(feed)
         self.assertEqual(_job.running().at, 1)
 
-    def test_a_resume_repeats_and_skips_nothing(self) -> None:
-        def stateful(workers: int = 0):
-            return StatefulDataLoader(range(7), batch_size=1, collate_fn=lambda it: it[0], num_workers=workers)
-
-        # Workers are ahead of what was taken.
-        for make, some in ((stateful, range(1, 8)), (lambda: stateful(2), (2, 3)), (lambda: Loader(7), range(1, 8))):
-            for taken in some:
-                with mock.patch.object(_job, "_JOB", None):
-                    self.join(steps=4)
-                    feed = self.batches(make(), accumulate=2)
-                    seen = [next(feed) for _ in range(taken)]
-                    state = feed.state_dict()
-                with mock.patch.object(_job, "_JOB", None):
-                    self.join(steps=9)
-                    loader = make()
-                    again = self.batches(loader, accumulate=2)
-                    again.load_state_dict(state)
-                    self.assertEqual(again.state_dict(), state)
-                    seen += again
-                    self.assertEqual(seen, list(range(7)), f"{make}: {taken}")
-                    # The next epoch begins at the beginning.
-                    self.assertEqual(next(self.batches(loader)), 0)
-
-    def test_a_resume_after_a_loop_that_ended_begins_with_the_next_epoch(self) -> None:
-        def stateful(workers: int = 0):
-            return StatefulDataLoader(range(6), batch_size=1, collate_fn=lambda it: it[0], num_workers=workers)
-
-        # The job goes on, ends with the epoch, or ends within it.
-        for make, steps, left in (
-            (stateful, 9, []),
-            (lambda: stateful(2), 9, []),
-            (stateful, 3, []),
-            (lambda: Loader(6), 3, []),
-            (stateful, 2, [4, 5]),
-        ):
-            with mock.patch.object(_job, "_JOB", None):
-                self.join(steps=steps)
-                feed = self.batches(make(), accumulate=2)
-                self.assertEqual([*feed, *left], list(range(6)))
-                state = feed.state_dict()
-            with mock.patch.object(_job, "_JOB", None):
-                self.join(steps=9)
-                again = self.batches(make(), accumulate=2)
-                again.load_state_dict(state)
-                self.assertEqual([list(again) for _ in range(2)], [left or list(range(6)), list(range(6))])
-
     def test_a_loader_that_begins_again_after_its_end_mixes_no_epochs(self) -> None:
         self.join(steps=6)
         loader = Resets(5)
@@ -222,38 +183,74 @@ class Loaders(Alone):
             with self.assertRaisesRegex(ValueError, "a generator that has ended; .* one epoch: give a loader that"):
                 next(again)
 
-    def test_a_loader_may_pack_where_it_collates(self) -> None:
-        documents = [list(range(2 + it)) for it in range(9)]
-        seen, state = [], None
-        for _ in range(2):
-            with mock.patch.object(_job, "_JOB", None):
-                self.join(steps=2)
-                loader = StatefulDataLoader(documents, batch_size=2, collate_fn=cadre.pack, num_workers=1)
-                feed = cadre.batches(loader)
-                if state:
-                    feed.load_state_dict(state)
-                seen += [(_job.running().lengths(), batch.input_ids.numel()) for batch in feed]
-                state = feed.state_dict()
-        self.assertEqual(seen, [([2, 3], 5), ([4, 5], 9), ([6, 7], 13), ([8, 9], 17)])
-
-    def test_a_state_that_cannot_be_is_refused(self) -> None:
-        self.join()
-        with self.assertRaisesRegex(TypeError, "list has no state_dict; take"):
-            self.batches([1, 2]).state_dict()
-        with self.assertRaisesRegex(TypeError, "list has no load_state_dict"):
-            self.batches([1, 2]).load_state_dict({})
-        feed = self.batches(Loader(3))
-        next(feed)
-        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
-            feed.load_state_dict({"drawn": 1})
-        with self.assertRaisesRegex(ValueError, "accumulate is 0"):
-            self.batches([1], accumulate=0)
-
     def test_rows_without_position_ids_are_documents(self) -> None:
         batch = {"input_ids": torch.zeros(3, 7)}
         self.assertEqual(_layout.lengths_of(batch), [7, 7, 7])
         with self.assertRaisesRegex(TypeError, "no cu_seq_lens_q"):
             _layout.lengths_of(batch | {"position_ids": torch.zeros(3, 7)})
+
+
+class Accelerated(Alone):
+    """Accelerate asks the loader that its script loops over whether the batch is the last of an epoch."""
+
+    def setUp(self) -> None:
+        super().setUp()
+        self.reset()
+        self.addCleanup(self.reset)
+
+    @staticmethod
+    def reset() -> None:
+        AcceleratorState._reset_state(reset_partial_state=True)
+        GradientState._reset_state()
+
+    def trained(self, count: int, make: Callable[[Any], Any]) -> list[tuple[float, bool, float]]:
+        """Batches of two epochs, whether an update ends with each, and the weight after it."""
+        self.reset()
+        accelerator = Accelerator(cpu=True, gradient_accumulation_steps=2)
+        torch.manual_seed(1)
+        model = torch.nn.Linear(1, 1)
+        model, optimizer, loader = accelerator.prepare(
+            model, torch.optim.Adam(model.parameters(), lr=0.1), DataLoader([torch.ones(1) * it for it in range(count)])
+        )
+        told, feed = [], make(loader)
+        for _ in range(2):
+            for batch in feed if isinstance(feed, cadre.Batches) else make(loader):
+                with accelerator.accumulate(model):
+                    accelerator.backward(model(batch).square().sum())
+                    optimizer.step()
+                    optimizer.zero_grad()
+                told.append((batch.item(), accelerator.sync_gradients, model.weight.item()))
+            self.assertFalse(accelerator.gradient_state.in_dataloader)
+        return told
+
+    def test_its_updates_end_where_they_do_without_cadre(self) -> None:
+        for count in (1, 4, 5, 8):
+            expected = self.trained(count, iter)
+            for accumulate, hide in itertools.product((1, 2), (lambda it: it, Again)):
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=99)
+                    told = self.trained(
+                        count,
+                        lambda it: cadre.batches(hide(it), lambda _: [ROWS], accumulate=accumulate),  # noqa: B023
+                    )
+                self.assertEqual(told, expected)
+
+    def test_a_registered_feed_is_resumed_where_the_script_was(self) -> None:
+        seen = []
+        with tempfile.TemporaryDirectory() as folder:
+            for resumes in (False, True):
+                self.reset()
+                with mock.patch.object(_job, "_JOB", None):
+                    self.join(steps=99)
+                    kind = DataLoaderConfiguration(use_stateful_dataloader=True)
+                    accelerator = Accelerator(cpu=True, dataloader_config=kind)
+                    feed = cadre.batches(accelerator.prepare(DataLoader(range(9))), lambda _: [ROWS], accumulate=2)
+                    accelerator.register_for_checkpointing(feed)
+                    if resumes:
+                        accelerator.load_state(folder)
+                    seen += [it.item() for it in itertools.islice(feed, 99 if resumes else 3)]
+                    accelerator.save_state(folder)
+        self.assertEqual(seen, list(range(9)))
 
 
 class Left(Alone):
@@ -323,22 +320,36 @@ class Left(Alone):
         with self.assertRaisesRegex(ValueError, words):
             next(other)
 
+    def test_what_was_drawn_ahead_of_loops_that_were_left_does_not_stay_in_memory(self) -> None:
+        class Prefetches:
+            def __init__(self) -> None:
+                self.numbers = map(torch.tensor, range(ROWS))
+
+            def __iter__(self):
+                self.began = True
+                return self
+
+            def __next__(self) -> torch.Tensor:
+                alive.add(it := next(self.numbers))
+                return it
+
+        alive: weakref.WeakSet[torch.Tensor] = weakref.WeakSet()
+        for _ in range(3):
+            self.assertEqual(next(cadre.batches(Prefetches(), lambda _: [ROWS])), 0)
+        gc.collect()
+        self.assertEqual(len(alive), 0)
+
+    def test_an_epoch_that_has_ended_does_not_stay_in_memory(self) -> None:
+        feed = cadre.batches(Resets(3), layout)
+        for _ in range(5):
+            self.assertEqual(list(feed), [0, 1, 2])
+        self.assertLessEqual(len(_job.current().loaders._kept), 1)
+
     def test_an_iterator_that_may_begin_anew_is_refused_after_a_loop_that_was_left(self) -> None:
         loader = Rewinds(9)
         self.assertEqual(next(cadre.batches(loader, lambda _: [ROWS])), 0)
         with self.assertRaisesRegex(ValueError, "1 batches were drawn ahead from a Rewinds whose loop was left"):
             next(cadre.batches(loader, lambda _: [ROWS]))
-
-    def test_a_state_is_that_of_what_was_handed_out_of_an_iterator(self) -> None:
-        class Stated(Stream):
-            state_dict, load_state_dict = Loader.state_dict, Loader.load_state_dict
-
-        stream = Stated(9)
-        self.assertEqual(self.some(cadre.batches(stream, layout)), [0, 1, 2])
-        feed = cadre.batches(stream, layout)
-        self.assertEqual((feed.state_dict(), stream.drawn), ({"drawn": 3}, 4))
-        with self.assertRaisesRegex(RuntimeError, "load_state_dict was called after the first batch"):
-            feed.load_state_dict({"drawn": 0})
 
 
 class Epochs(Alone):
