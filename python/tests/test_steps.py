@@ -357,7 +357,7 @@ class Ends(Alone):
         feed._check = mock.Mock()
         feed._source = iter([_check.Update([None], [[]])])
         with self.assertRaisesRegex(ValueError, "a batch of this rank has no documents"):
-            feed.begin(SimpleNamespace())
+            feed.begin(SimpleNamespace(), list, list)
 
     def test_a_script_that_exits_well_finishes_its_job(self) -> None:
         self.join(steps=1)
