@@ -5,8 +5,8 @@ and the ranks, each further one a step. Nothing is computed otherwise than befor
 
 A step is the forwards with gradients between two calls of an optimizer's `step`, each once: neither what a checkpoint
 computes again, nor what was tried again after an exception. One with more than `FORWARDS` is not logged, since an
-optimizer that is not of torch makes none, and what is kept would grow for good. Documents are found in what the model is called with. What
-lies on a GPU is copied there without waiting, and read when the step after it ends.
+optimizer that is not of torch makes none, and what is kept would grow for good. Documents are found in what the model
+is called with. What lies on a GPU is copied there without waiting, and read when the step after it ends.
 
 The job goes on whatever happens here: a step whose documents are not known is not logged, and where the file takes no
 more lines no further step is. Each of these is said once on stderr.
