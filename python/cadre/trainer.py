@@ -71,9 +71,6 @@ class OnPool(Base):
         # The epoch's iterator, and the update that was drawn from it ahead.
         self._ahead: tuple[Iterator, tuple[list, Any]] | None = None
         self._micro_batch = 0
-        self._feed: _check.Feed | None = None
-        # Under `cadre check`, the update that runs, and the epoch that further ones are drawn from.
-        self._checked: tuple[_check.Update, Iterator] | None = None
         self.add_callback(_Calls(self))
 
     @names_rank
@@ -119,25 +116,23 @@ class OnPool(Base):
     ) -> tuple[list, Any]:
         """Returns an update of the check instead of one of the loader."""
         drawn = super().get_batch_samples
-        if self._feed is None:
-            self._feed = _check.Feed(check, lengths_of, lambda: drawn(self._checked[1], num_batches, device)[0])
-        self._checked = (None, epoch_iterator)
-        update = self._feed.begin(_job.joined("get_batch_samples"))
-        if len(update.batches) != num_batches:
+        job = _job.joined("get_batch_samples")
+        batches = check.feed.begin(job, lengths_of, lambda: drawn(epoch_iterator, num_batches, device)[0])
+        if len(batches) != num_batches:
             raise ValueError(
-                f"cadre check: an update has {len(update.batches)} batches and an epoch ends with {num_batches}; give "
+                f"cadre check: an update has {len(batches)} batches and an epoch ends with {num_batches}; give "
                 "epochs 12 updates or more for it"
             )
         # Whatever number of steps the arguments gave.
         self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
-        self._micro_batch, self._checked = 0, (update, epoch_iterator)
-        return list(update.batches), self._get_num_items_in_batch(update.batches, device)
+        self._micro_batch = 0
+        return batches, self._get_num_items_in_batch(batches, device)
 
     def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
         if self._micro_batch:
             _job.next_micro_batch()
         if check := _job.check():
-            check.handed_out(self._checked[0], self._micro_batch)
+            check.handed_out(self._micro_batch)
         self._micro_batch += 1
         return super().training_step(*args, **more)
 
