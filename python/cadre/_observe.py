@@ -4,11 +4,12 @@ In: a model that is trained, whatever trains it. Out: a file of JSON lines for e
 and the ranks, each further one a step. Nothing is computed otherwise than before, and nothing is sent.
 
 A step is the forwards with gradients between two calls of an optimizer's `step`, each once: neither what a checkpoint
-computes again, nor what was tried again after an exception. Documents are found in what the model is called with. What
+computes again, nor what was tried again after an exception. One of more than `FORWARDS` is not logged: what is kept
+would grow for good where no optimizer of torch makes a step. Documents are found in what the model is called with. What
 lies on a GPU is copied there without waiting, and read when the step after it ends.
 
 The job goes on whatever happens here: a step whose documents are not known is not logged, and where the file takes no
-more lines no further step is. Either is said once on stderr.
+more lines no further step is. Each of these is said once on stderr.
 """
 
 import atexit
@@ -31,6 +32,8 @@ from ._kept import is_repeated
 from ._layout import Shape, differences
 
 VERSION = 1
+FORWARDS = 4096
+"""Maximum forwards of a step that is logged."""
 
 Inputs = tuple[tuple[Any, ...], dict[str, Any]]
 """What a model is called with."""
@@ -123,8 +126,9 @@ class Observer:
             raise ValueError(f"observe: ranks is {ranks}; give the rank, from 0, and how many ranks there are")
         kinds, heads = layers_of(model) if shape is None else _layers_of_shape(shape)
         device = next((it.device.type for it in model.parameters()), "cpu")
-        # Whether that was said already: that documents of a step are not known, and that the file takes no more lines.
-        self._is_odd = self._is_full = False
+        # Whether that was said already: that documents of a step are not known, that the file takes no more lines, and
+        # that a step has too many forwards.
+        self._is_odd = self._is_full = self._is_long = False
         folder.mkdir(parents=True, exist_ok=True)
         # A job that begins again goes on in the same file, under a head of its own.
         self._file = (folder / f"rank-{rank}.jsonl").open("a", encoding="utf-8")
@@ -143,6 +147,7 @@ class Observer:
         self._ended = time.perf_counter()
         # Those of the current step; the one that runs; and how many a checkpoint may compute again.
         self._forwards: list[Forward] = []
+        self._has_too_many = False
         self._runs: Forward | None = None
         self._repeatable = 0
         self._held: tuple[dict[str, Any], list[Callable[[], list[int]]]] | None = None
@@ -165,7 +170,7 @@ class Observer:
 
     def _before(self, _model: nn.Module, arguments: tuple[Any, ...], named: dict[str, Any]) -> None:
         self._runs = None
-        if not torch.is_grad_enabled():
+        if self._has_too_many or not torch.is_grad_enabled():
             return
         if self._repeatable and torch._C._current_graph_task_id() != -1:
             # It was counted when it was computed for the first time.
@@ -178,12 +183,28 @@ class Observer:
         forward, self._runs = self._runs, None
         if forward is None:
             return
+        if len(self._forwards) == FORWARDS:
+            self._give_up_step()
+            return
         forward.end(results)
         self._forwards.append(forward)
         if torch._C._current_graph_task_id() == -1 and is_repeated():
             self._repeatable += 1
 
+    def _give_up_step(self) -> None:
+        self._forwards, self._repeatable, self._has_too_many = [], 0, True
+        if not self._is_long:
+            self._is_long = True
+            said = (
+                f"step {self._step} is not logged, nor any other with more than {FORWARDS} forwards before an optimizer"
+            )
+            print(f"cadre: observe: {said} of torch makes a step", file=sys.stderr)
+
     def _stepped(self, *_: Any) -> None:
+        if self._has_too_many:
+            self._write_held()
+            self._step, self._ended, self._has_too_many = self._step + 1, time.perf_counter(), False
+            return
         # Further optimizers of the same step have had no forward.
         if not self._forwards:
             return

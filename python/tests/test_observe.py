@@ -13,9 +13,11 @@ import unittest
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import cadre
 import torch
+from cadre import _observe
 from cadre._observe import documents_of
 from test_transformers import llama
 from torch import nn
@@ -184,6 +186,23 @@ class Observed(unittest.TestCase):
         full.symlink_to("/dev/full")
         said = observed(rows, ranks=(1, 2), layout=len)
         self.assertEqual(said.count(f"{full} takes no more lines"), 1, said)
+
+    def test_forwards_that_no_optimizer_follows_are_not_kept_for_good(self) -> None:
+        model, said = nn.Linear(4, 4), io.StringIO()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        with mock.patch.object(_observe, "FORWARDS", 3), contextlib.redirect_stderr(said):
+            observer = cadre.observe(model, self.folder, shape=SHAPE, layout=lambda rows: [len(rows)])
+            for forwards in (3, 4, 2, 9, 1):
+                for _ in range(forwards):
+                    model(torch.ones(forwards, 4)).sum().backward()
+                    self.assertLessEqual(len(observer._forwards), 3)
+                optimizer.step()
+            observer.close()
+        found = [(it["step"], it["documents"]) for it in self.lines()[1:]]
+        self.assertEqual(found, [(0, [[3]] * 3), (2, [[2]] * 2), (4, [[1]])])
+        self.assertEqual(said.getvalue().count("\n"), 1)
+        words = "step 1 is not logged, nor any other with more than 3 forwards before an optimizer of torch"
+        self.assertIn(words, said.getvalue())
 
     def test_a_model_returns_what_it_does_without_its_observer(self) -> None:
         class Odd:
