@@ -49,7 +49,10 @@ def _number(name: str, told: Any, such_as: str = "") -> float:
 
 
 def _is_one(told: Any) -> bool:
-    """Whether a tensor has one number. Torch's own error of several is of the type that its errors of GPUs have."""
+    """Whether it may be one number: text and truth values are none, though Python converts them. Torch's own error of a
+    tensor with several is of the type that its errors of GPUs have."""
+    if isinstance(told, (str, bytes, bytearray, bool)) or str(getattr(told, "dtype", None)) in ("bool", "torch.bool"):
+        return False
     return not isinstance(told, torch.Tensor) or told.numel() == 1
 
 

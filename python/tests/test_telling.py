@@ -28,6 +28,10 @@ class Telling(Alone):
             ({"tokens": [3]}, r"tokens is \[3\]"),
             ({"loss": torch.zeros(2)}, r"loss is tensor\(.*, a Tensor; give one number"),
             ({"loss": None}, "loss is None, a NoneType"),
+            ({"loss": "0.5"}, "loss is '0.5', a str; give one number"),
+            ({"loss": True}, "loss is True, a bool; give one number"),
+            ({"tokens": True}, "tokens is True; give the tokens of all ranks"),
+            ({"tokens": torch.tensor(True)}, "tokens is True"),
             ({"gradient_norm": "large"}, "gradient_norm is 'large', a str"),
             ({"learning_rate": [0.1]}, r"learning_rate is \[0.1\], a list; give one number, such as .*get_last_lr"),
             ({"learning_rate": 1j}, "learning_rate is 1j, a complex"),
@@ -39,7 +43,7 @@ class Telling(Alone):
         cadre.report(loss=torch.ones(1), tokens=torch.tensor(7), gradient_norm=numpy.float32(2), learning_rate=1)
         step = _job.running()
         self.assertEqual((step.loss, step.tokens, step.gradient_norm, step.learning_rate), (1.0, 7, 2.0, 1.0))
-        for steps in (-1, 2.5, 2**64, None):
+        for steps in (-1, 2.5, 2**64, None, True):
             with self.assertRaisesRegex(ValueError, f"saved: steps is {steps}; give"):
                 cadre.saved(steps)
         for seconds in (-1.0, float("nan"), float("inf")):
