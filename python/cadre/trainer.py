@@ -9,6 +9,7 @@ the pool, announced while the one before runs. Evaluation is computed in this pr
 left, so that a resume from Trainer's own checkpoint is a job of its own.
 """
 
+import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,13 @@ from transformers import EarlyStoppingCallback, TrainerCallback
 from . import _check, _job, _local, _telling, transformers  # noqa: F401
 from ._layout import lengths_of
 from ._mistakes import names_rank
+
+_LOGGER = logging.getLogger("transformers.trainer")
+
+
+def _passes(record: logging.LogRecord) -> bool:
+    """Passes what Trainer says, but for its warning of an epoch without samples."""
+    return "not to be a single sample" not in str(record.msg)
 
 
 class _Calls(TrainerCallback):
@@ -52,6 +60,9 @@ class _Calls(TrainerCallback):
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         if state.is_world_process_zero:
             _telling.saved(state.global_step, Path(args.output_dir) / f"checkpoint-{state.global_step}")
+
+    def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        _LOGGER.removeFilter(_passes)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         _job.finish()
@@ -106,7 +117,8 @@ class OnPool(Base):
         self._micro_batch = 0
         if _job.begin_step(layouts, next=following):
             return update
-        # The job was asked to stop, or a resume has no step left.
+        # The job was asked to stop, or a resume has no step left. Trainer takes that for an epoch without samples.
+        _LOGGER.addFilter(_passes)
         self.control.should_training_stop = True
         self.control.should_save = job.stopped and self.args.save_strategy != "no"
         return [], None

@@ -111,12 +111,14 @@ class Ends(Alone):
 
         def stopped(job: _job.Job, *layouts: Any) -> bool:
             steps.append(1)
-            if len(steps) < 3:
+            # The first step of an epoch: Trainer takes it for one without samples, and would say so.
+            if len(steps) < 4:
                 return begin(job, *layouts)
             job.ended = job.stopped = True
             return False
 
-        with mock.patch.object(_job.Job, "begin", stopped):
+        quiet = self.assertNoLogs("transformers.trainer", "WARNING")
+        with mock.patch.object(_job.Job, "begin", stopped), quiet:
             done = self.train(self.trainer(max_steps=6, save_strategy="steps", save_steps=100))
         self.assertEqual([it.name for it in self.folder.glob("checkpoint-*")], [f"checkpoint-{done}"])
 
