@@ -12,7 +12,6 @@ Without the variable this module is not imported.
 """
 
 import atexit
-import contextlib
 import ctypes
 import dataclasses
 import hashlib
@@ -32,7 +31,6 @@ from ._batches import Batches
 from ._documents import LOCAL_TICKET
 from ._drawn import Drawn, Taken
 from ._layout import Layout, Shape, Stretch
-from ._seen import Seen
 from ._spanning import Exchange
 from ._step import Step
 from ._turns import Turns
@@ -52,6 +50,8 @@ class Update:
     layouts: list[list[Any]]
     """Lengths, or stretches."""
     random: list[Tensor] = field(default_factory=list)
+    drawn: list[Any] = field(default_factory=list)
+    """The batches before `layout` got them, which may change them."""
 
 
 @dataclass
@@ -133,6 +133,7 @@ class Check:
         self.calls: list[Calls] = []
         """By update; none of one whose micro-batches go through a layer together: their calls are in no order."""
         self.feed = Feed(self)
+        """That of all loops."""
         self._before = optimizers.register_optimizer_step_pre_hook(self._optimize)
 
     def say(self, name: str, value: Any) -> None:
@@ -206,13 +207,14 @@ class Check:
         for it in self.calls[-1:]:
             it.end()
 
-    def handed_out(self, update: Update, at: int) -> None:
-        """Notes that the loop has got a batch."""
+    def handed_out(self, at: int) -> None:
+        """Notes that the loop has got a batch of the update."""
         self.made.attention.append([])
-        if at < len(update.random):
-            torch.set_rng_state(update.random[at])
+        random = self.feed.update.random
+        if at < len(random):
+            torch.set_rng_state(random[at])
         else:
-            update.random.append(torch.get_rng_state())
+            random.append(torch.get_rng_state())
 
     def end(self) -> None:
         """Ends the process: code after the script's loop is no part of a check."""
@@ -246,43 +248,53 @@ def put(it: Tensor, value: Tensor) -> None:
 
 
 class Feed:
-    """The updates of a check for the job's loops. None is held back, since no pool waits for them."""
+    """The updates of a check, whatever loop asks for one. None is held back, since no pool waits for them."""
 
     def __init__(self, check: Check) -> None:
         self._check = check
-        # Those of the loop that runs.
-        self._layout: Callable[[Any], Layout]
-        self._draw: Callable[[], list[Any]]
-        self._source = self._drawn() if check.kind != "one" else self._probes()
+        # Those of the loop that has asked last.
+        self._layout: Callable[[Any], Layout] = list
+        self._draw: Callable[[], list[Any]] = list
+        self.update = Update([], [])
+        """The last one, as `check.updates` or the probes hold it: the loop gets copies."""
+        self._source = iter(self._next_drawn, None) if check.kind != "one" else self._probes()
 
     def begin(
         self, job: _job.Job, layout: Callable[[Any], Layout], draw: Callable[[], list[Any]], turns: Turns = None
-    ) -> Update:
-        """The next update; the end of the process where there is none."""
-        self._layout, self._draw = layout, draw
+    ) -> list[Any]:
+        """The batches of the next update; the end of the process where there is none."""
         self._check.over()
+        self._layout, self._draw = layout, draw
         if (update := next(self._source, None)) is None:
             self._check.end()
         if not all(update.layouts):
             # Ranks meet in each call on documents that span them, and this one would make none.
             raise ValueError("cadre check: a batch of this rank has no documents; give every rank some while you check")
+        self.update = update
         # Whatever number of steps the script gave to `init`.
         job.steps = job.next + 1
         job.begin(update.layouts, None, turns)
         self._check.begin(job.running)
         job.running.spans = any(isinstance(it, Stretch) for layout in update.layouts for it in layout)
-        return Update([self._seen_by_layout(it) for it in update.batches], update.layouts, update.random)
+        return [_recut.copied(it) for it in update.batches]
 
-    def _drawn(self) -> Iterator[Update]:
-        """The first updates of the loader."""
+    def _next_drawn(self) -> Update | None:
+        """The next update of the loader; none where enough were tried, or the loader has ended."""
         check = self._check
-        while sum(bool(made.weights) for _, made in check.updates) < STEPS and len(check.updates) < UPDATES:
-            batches = [_recut.copied(it) for it in self._draw()]
-            if not batches:
-                break
-            update = Update(batches, [told_layout(self._layout(_recut.copied(it))) for it in batches])
-            yield update
-            check.updates.append((update, check.made))
+        if self.update.batches:
+            check.updates.append((self.update, check.made))
+            self.update = Update([], [])
+        steps = sum(bool(made.weights) for _, made in check.updates)
+        drawn = self._draw() if steps < STEPS and len(check.updates) < UPDATES else []
+        if not drawn:
+            self._say()
+            return None
+        drawn = [_recut.copied(it) for it in drawn]
+        batches = [_recut.copied(it) for it in drawn]
+        return Update(batches, [told_layout(self._layout(it)) for it in batches], drawn=drawn)
+
+    def _say(self) -> None:
+        check = self._check
         check.say("digests", [made.digests(update) for update, made in check.updates])
         if check.kind == "base":
             check.say("calls", [(it.refused, it.are_once) for it in check.calls])
@@ -295,15 +307,7 @@ class Feed:
     def _probes(self) -> Iterator[Update]:
         from . import _verdict
 
-        yield from _verdict.probes(self._check, lambda it: self._layout(_recut.copied(it)))
-
-    def _seen_by_layout(self, batch: Any) -> Any:
-        """A copy of the batch as a job would hand it out: `layout` may change it."""
-        batch = _recut.copied(batch)
-        # Where it refuses the batch, that was told before, or is what a probe is about.
-        with contextlib.suppress(Exception):
-            self._layout(batch)
-        return batch
+        return _verdict.probes(self._check, lambda batch: self._layout(batch))
 
 
 class Checked(Batches):
@@ -312,26 +316,22 @@ class Checked(Batches):
     def __init__(self, check: Check, *arguments: Any) -> None:
         super().__init__(*arguments)
         self._check = check
-        self._update: Update | None = None
 
     def __next__(self) -> Any:
         batch = super().__next__()
-        self._check.handed_out(self._update, self._count - len(self._drawn.left) - 1)
+        self._check.handed_out(self._count - len(self._drawn.left) - 1)
         return batch
 
-    def _open(self, job: _job.Job) -> Drawn:
-        # A single rank is handed the updates of all ranks instead.
-        self._drawn = super()._open(job) if self._check.kind != "one" else Drawn(self._loader, iter(()), Seen())
-        return self._drawn
-
     def _begin(self, job: _job.Job, drawn: Drawn) -> None:
-        self._update = self._check.feed.begin(job, self._layout, self._next_update, self._turns)
-        drawn.left.extend(Taken(it) for it in self._update.batches)
-        drawn.count = len(self._update.batches)
+        batches = self._check.feed.begin(job, self._layout, self._next_update, self._turns)
+        drawn.left.extend(Taken(it) for it in batches)
+        drawn.count = len(batches)
 
     def _next_update(self) -> list[Any]:
-        update: list[Taken] = []
-        self._drawn.draw(update, self._accumulate)
+        drawn = self._drawn
+        # An exception of the loader loses none of them.
+        drawn.draw(drawn.held, self._accumulate)
+        update, drawn.held = drawn.held, []
         return [it.batch for it in update]
 
 

@@ -1,8 +1,8 @@
 """Batches made of another batch: with a token changed, or of pieces of its documents. For `cadre check`.
 
 In: a batch of any structure (mappings, lists, tuples of tensors and numbers), and the lengths of its documents. Out: a
-batch of the same structure. What has a number a row goes with its rows; ends of documents, positions, numbers of
-documents and the longest length are made anew. What else a batch holds stays as it is.
+batch of the same structure. What has a number a row goes with its rows; lengths and ends of documents, positions,
+numbers of documents and the longest length are made anew. What else a batch holds stays as it is.
 """
 
 import dataclasses
@@ -27,7 +27,7 @@ class NotTriedError(Exception):
 
 def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> Any:
     """The same structure with changed leaves; `change` gets the name of each."""
-    if isinstance(batch, list) and batch and all(isinstance(it, Stretch) for it in batch):
+    if isinstance(batch, list) and batch and all(type(it) in (int, Stretch) for it in batch):
         return change(name, batch)
     if isinstance(batch, Mapping):
         made = {key: _mapped(it, change, str(key)) for key, it in batch.items()}
@@ -46,7 +46,11 @@ def _mapped(batch: Any, change: Callable[[str, Any], Any], name: str = "") -> An
 
 def copied(batch: Any) -> Any:
     """A copy of a batch, since a loader may overwrite it."""
-    return _mapped(batch, lambda _, it: it.detach().clone() if isinstance(it, Tensor) else it)
+
+    def copy(_: str, it: Any) -> Any:
+        return it.detach().clone() if isinstance(it, Tensor) else list(it) if isinstance(it, list) else it
+
+    return _mapped(batch, copy)
 
 
 def with_another_token(batch: Any, rows: int, row: int) -> Any:
@@ -76,16 +80,25 @@ def of_pieces(batch: Any, lengths: Sequence[int], pieces: Sequence[Piece]) -> An
     new_ends = list(itertools.accumulate(told, initial=0))
     cut = 0
 
+    def described(numbers: list[Any]) -> list[int] | None:
+        """The numbers of the new documents, if these are the lengths or the ends of the old ones."""
+        if numbers == ends:
+            return list(new_ends)
+        # Documents of 1 row have as many lengths as rows.
+        return list(told) if numbers == list(lengths) and len(lengths) != rows else None
+
     def change(name: str, it: Any) -> Any:
         nonlocal cut
         if isinstance(it, int) and not isinstance(it, bool) and it == max(lengths) and "max" in name:
             return max(told)
         if isinstance(it, list):
-            return [Stretch(at, rows, 0, rows) for at, rows in enumerate(told)]
+            if isinstance(it[0], Stretch):
+                return [Stretch(at, rows, 0, rows) for at, rows in enumerate(told)]
+            return described(it) or [change(name, number) for number in it]
         if not isinstance(it, Tensor):
             return it
-        if it.dim() == 1 and it.tolist() == ends:
-            return torch.tensor(new_ends, dtype=it.dtype, device=it.device)
+        if it.dim() == 1 and (new := described(it.tolist())):
+            return torch.tensor(new, dtype=it.dtype, device=it.device)
         one_row = it.dim() > 1 and it.shape[:2] == (1, rows)
         many_rows = it.dim() > 1 and it.shape[:2] == (len(lengths), rows // len(lengths)) and len(set(lengths)) == 1
         if not one_row and not many_rows and it.shape[:1] != (rows,):

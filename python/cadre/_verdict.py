@@ -137,7 +137,7 @@ def of_one_rank(check: Check, found: Findings, base: Base, layout: Callable[[Any
     start = Start(check, weights, layout, update, at)
     packed: list[Tensor] = []
     with found.about(TOKEN):
-        yield start.of(update.batches[at], update.layouts[at])
+        yield start.of(start.batch, start.lengths)
         packed = check.made.attention[at]
         if not packed:
             raise NotTriedError(NO_CALL)
@@ -202,11 +202,13 @@ def of_whole_documents(base: Base) -> list[tuple[Update, Made]]:
     made = []
     for of in zip(*base, strict=True):
         micro_batches = list(zip(*(it[0].layouts for it in of), strict=True))
-        batches = zip(*(it[0].batches for it in of), strict=True)
-        joined = [_spanning.joined(its, layouts) for its, layouts in zip(batches, micro_batches, strict=True)]
+        batches, drawn = (
+            [_spanning.joined(*it) for it in zip(zip(*these, strict=True), micro_batches, strict=True)]
+            for these in ([it[0].batches for it in of], [it[0].drawn for it in of])
+        )
         lengths = [_spanning.lengths_of_whole(layouts) for layouts in micro_batches]
         mean = [sum(losses) / len(of) for losses in zip(*(it[1].losses for it in of), strict=False)]
-        made.append((Update(joined, lengths, of[0][0].random), dataclasses.replace(of[0][1], losses=mean)))
+        made.append((Update(batches, lengths, of[0][0].random, drawn), dataclasses.replace(of[0][1], losses=mean)))
     return made
 
 
@@ -215,16 +217,18 @@ class Start:
 
     def __init__(self, check: Check, weights: list[Tensor], layout: Callable, update: Update, at: int) -> None:
         self.check, self.weights, self.layout, self.update, self.at = check, weights, layout, update, at
-        self.batch, self.lengths = update.batches[at], update.layouts[at]
+        self.batch, self.lengths = update.drawn[at], update.layouts[at]
 
     def of(self, batch: Any, lengths: list[int]) -> Update:
+        # It may change its batch, which further updates are made of.
+        batch = _recut.copied(batch)
         told = _check.told_layout(self.layout(batch))
         if told != lengths:
             raise NotTriedError(f"`layout` says {told} of a batch whose documents have {lengths} rows")
         restore(self.check, self.weights)
         batches, layouts = list(self.update.batches), list(self.update.layouts)
         batches[self.at], layouts[self.at] = batch, lengths
-        return Update([_recut.copied(it) for it in batches], layouts, list(self.update.random))
+        return Update(batches, layouts, list(self.update.random))
 
 
 def restore(check: Check, weights: list[Tensor]) -> None:

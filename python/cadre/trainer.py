@@ -82,8 +82,6 @@ class OnPool(Base):
         # The epoch's iterator, and the update that was drawn from it ahead.
         self._ahead: tuple[Iterator, tuple[list, Any]] | None = None
         self._micro_batch = 0
-        # Under `cadre check`, the update that runs.
-        self._checked: _check.Update | None = None
         self.add_callback(_Calls(self))
 
     @names_rank
@@ -131,22 +129,22 @@ class OnPool(Base):
         """Returns an update of the check instead of one of the loader."""
         drawn = super().get_batch_samples
         job = _job.joined("get_batch_samples")
-        update = check.feed.begin(job, lengths_of, lambda: drawn(epoch_iterator, num_batches, device)[0])
-        if len(update.batches) != num_batches:
+        batches = check.feed.begin(job, lengths_of, lambda: drawn(epoch_iterator, num_batches, device)[0])
+        if len(batches) != num_batches:
             raise ValueError(
-                f"cadre check: an update has {len(update.batches)} batches and an epoch ends with {num_batches}; give "
+                f"cadre check: an update has {len(batches)} batches and an epoch ends with {num_batches}; give "
                 "epochs 12 updates or more for it"
             )
         # Whatever number of steps the arguments gave.
         self.state.max_steps = max(self.state.max_steps, self.state.global_step + 2)
-        self._micro_batch, self._checked = 0, update
-        return list(update.batches), self._get_num_items_in_batch(update.batches, device)
+        self._micro_batch = 0
+        return batches, self._get_num_items_in_batch(batches, device)
 
     def training_step(self, *args: Any, **more: Any) -> torch.Tensor:
         if self._micro_batch:
             _job.next_micro_batch()
         if check := _job.check():
-            check.handed_out(self._checked, self._micro_batch)
+            check.handed_out(self._micro_batch)
         self._micro_batch += 1
         return super().training_step(*args, **more)
 

@@ -3,6 +3,7 @@
 import argparse
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import cadre
 import torch
@@ -42,7 +43,7 @@ class Model(nn.Module):
         return self.head(x)
 
 
-def batches(rank: int) -> Iterator[dict[str, Tensor]]:
+def batches(rank: int) -> Iterator[dict[str, Any]]:
     draw = torch.Generator().manual_seed(rank)
     for lengths in ([20, 5, 39], [30, 34], [64], [2, 62]):
         ids = torch.randint(64, (ROWS,), generator=draw)
@@ -50,7 +51,17 @@ def batches(rank: int) -> Iterator[dict[str, Tensor]]:
             "input_ids": ids,
             "position_ids": torch.cat([torch.arange(it) for it in lengths]),
             "cu_seqlens": torch.tensor([0, *torch.tensor(lengths).cumsum(0)]),
+            "lengths": list(lengths),
         }
+
+
+def handed_out(planted: set[str], drawn: Iterator[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    """The batches; in stages, by a loop that is left after each second one and begun anew."""
+    for _ in range(20 if "stages" in planted else 1):
+        for at, batch in enumerate(cadre.batches(drawn, lambda it: it.pop("lengths"))):
+            yield batch
+            if at and "stages" in planted:
+                break
 
 
 def main() -> None:
@@ -66,8 +77,9 @@ def main() -> None:
     trained = model if "summed" in planted else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     began = False
-    for batch in cadre.batches(batches(rank)):
-        ids = batch["input_ids"]
+    for batch in handed_out(planted, batches(rank)):
+        # Out of the batch, which is the loop's own.
+        ids = batch.pop("input_ids")
         for _ in range(2 if "twice" in planted else 1):
             logits = trained(ids, batch["position_ids"], batch["cu_seqlens"])
             loss = cross_entropy(logits[:-1], ids[1:])

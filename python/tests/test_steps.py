@@ -353,11 +353,9 @@ class Ends(Alone):
         cadre.finish()
 
     def test_a_check_refuses_a_rank_without_documents(self) -> None:
-        feed = _check.Feed.__new__(_check.Feed)
-        feed._check = mock.Mock()
-        feed._source = iter([_check.Update([None], [[]])])
+        feed = _check.Feed(mock.Mock(updates=[]))
         with self.assertRaisesRegex(ValueError, "a batch of this rank has no documents"):
-            feed.begin(SimpleNamespace(), list, list)
+            feed.begin(SimpleNamespace(), list, lambda: [[]])
 
     def test_a_script_that_exits_well_finishes_its_job(self) -> None:
         self.join(steps=1)
