@@ -67,6 +67,12 @@ def away(out: Path, *, is_longest: bool) -> None:
         time.sleep(0.05)
 
 
+def hears(out: Path) -> None:
+    """Of Ctrl-C, wherever the rank is then."""
+    (out / "heard").touch()
+    raise KeyboardInterrupt
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--how")
@@ -89,17 +95,14 @@ def main() -> None:
         if step == options.at and rank == options.rank:
             ends(options.how, q)
         if step == options.at and rank == 0 and options.how == "interrupt":
+            signal.signal(signal.SIGINT, lambda *_: hears(out))
             threading.Timer(1, os.kill, (os.getpid(), signal.SIGINT)).start()
         if step == 2 and options.how == "slow":
             away(out, is_longest=rank == options.rank)
-        try:
-            o = q
-            for _ in range(2):
-                o = cadre.flash_attn_varlen_func(o, kv, kv, bounds, bounds, 0, 0, causal=True)
-            o.sum().backward()
-        except KeyboardInterrupt:
-            (out / "heard").touch()
-            raise
+        o = q
+        for _ in range(2):
+            o = cadre.flash_attn_varlen_func(o, kv, kv, bounds, bounds, 0, 0, causal=True)
+        o.sum().backward()
         losses.append((o.detach().mean() + kv.grad.mean()).item())
         cadre.report(loss=losses[-1])
     cadre.finish()
