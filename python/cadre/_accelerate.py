@@ -12,13 +12,19 @@ from typing import Any
 def handed_out(feed: Any) -> None:
     """The script has got a batch of `feed`."""
     if (state := _state()) and state.active_dataloader is not feed:
-        state._remove_dataloader(feed)
+        _remove(state, feed)
         state._add_dataloader(feed)
 
 
 def ended(feed: Any) -> None:
     """The loop is over."""
     if state := _state():
+        _remove(state, feed)
+
+
+def _remove(state: Any, feed: Any) -> None:
+    # Older releases raise where it is not there.
+    if any(it is feed for it in state.dataloader_references):
         state._remove_dataloader(feed)
 
 

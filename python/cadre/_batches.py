@@ -42,7 +42,11 @@ class Batches(Generic[Batch]):
             raise
         self._count = drawn.count
         batch: Batch = drawn.hand_out()
-        _accelerate.handed_out(self)
+        if drawn.waiting or drawn.has_ended:
+            _accelerate.handed_out(self)
+        else:
+            # Nothing was drawn ahead, as in the job's last step: the loader itself knows whether it has ended.
+            _accelerate.ended(self)
         return batch
 
     @property

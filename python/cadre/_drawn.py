@@ -66,7 +66,10 @@ class Drawn:
 
     def look_for_end(self) -> None:
         """No step comes any more. If the last one was the last of its epoch, too, the script has seen the end."""
-        if not self.waiting and not self.has_ended and not self.is_iterator:
+        # Accelerate's loaders know by themselves, and some draw on all ranks together.
+        looks = not self.is_iterator and hasattr(self.loader, "state_dict")
+        looks = looks and not hasattr(self.loader, "end_of_dataloader")
+        if looks and not self.waiting and not self.has_ended:
             with contextlib.suppress(Exception):
                 self.draw(self.held, 1)
         self.end()
