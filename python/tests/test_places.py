@@ -200,7 +200,10 @@ class Flights(Alone):
             self.assertRaises(KeyboardInterrupt),
         ):
             cadre.wait(flight)
-        cadre.wait(flight)[0].sum().backward()
+        o, _ = cadre.wait(flight)
+        with self.assertRaisesRegex(ValueError, "it was waited for; submit again"):
+            cadre.wait(flight)
+        o.sum().backward()
         self.assertTrue(cadre.begin_step([8]))
 
     def test_each_half_is_behind_the_stream_that_it_runs_on(self) -> None:

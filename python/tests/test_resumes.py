@@ -211,7 +211,12 @@ class Resumes(Alone):
         class Stated(Stream):
             state_dict = Loader.state_dict
 
-        for of, steps, accumulate in ((Stated, 4, 1), (Stated, 2, 2), (Loader, 4, 1)):
+        class Accelerated(Loader):
+            """Its `next` may draw on all ranks together."""
+
+            end_of_dataloader = False
+
+        for of, steps, accumulate in ((Stated, 4, 1), (Stated, 2, 2), (Loader, 4, 1), (Accelerated, 4, 1)):
             with mock.patch.object(_job, "_JOB", None):
                 self.join(steps=steps)
                 loader = of(9)
